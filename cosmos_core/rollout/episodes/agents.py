@@ -19,24 +19,16 @@ import attrs
 import numpy as np
 
 from cosmos_core.config.order import turn_seed
-from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import CosmosError, DataError, EngineError
-from cosmos_core.protocols import (
-    EnvironmentCapabilities,
-    FinishReason,
-    Generated,
-    Handle,
-    Model,
-    Request,
-    RolloutEngine,
-)
+from cosmos_core.models.tokens import tokens_payload
+from cosmos_core.protocols import FinishReason, Generated, Request
 from cosmos_core.protocols.model import MultiTurnModel
 from cosmos_core.rollout.endpoint.calls import Call, CallError, Choice, Reply
 from cosmos_core.rollout.endpoint.turns import read_reply, stop_in
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
+from cosmos_core.rollout.episodes.groups import Group, SamplePlayer
 from cosmos_core.rollout.episodes.messages import Begin, Ended, Failed, is_reward
 from cosmos_core.rollout.episodes.messages import Reply as WorkerReply
-from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.episodes.recording import (
     Turn,
     cut,
@@ -47,19 +39,15 @@ from cosmos_core.rollout.episodes.recording import (
     parts_of,
     refuse_unseen,
     turn_of,
-    words_of,
 )
 from cosmos_core.rollout.episodes.session import (
     Asked,
-    Group,
     Session,
     num_known,
     refuse,
     reply_of,
-    with_completion,
     words_before,
 )
-from cosmos_core.transport.bounds import DETAIL
 from cosmos_core.types import Prompt, SampleStatus
 
 _LOG: Final = logging.getLogger(__name__)
@@ -68,37 +56,20 @@ _CHUNK: Final = 32
 
 
 @attrs.define(kw_only=True, eq=False)
-class Agents:
+class Agents(SamplePlayer[Session]):
     """Has agents do the tasks of requests, and answers their calls.
 
     `begin` and `abandon` are called on the thread on which `post` runs things; `call`, `reward` and `refused` on any.
 
     Attributes:
-        environment: The recipe's.
-        capabilities: Of the agent.
-        model: Encodes what is said, and reads turns: a `MultiTurnModel`, as planning has checked.
-        engine: Generates replies.
-        pool: Has the agents.
-        version: Gives the version of the weights that are loaded.
-        post: Runs what follows a call or an answer on the one thread of all sessions.
         name: The name of the model.
-        sees: Whether turns may show images.
         url: Where the endpoint listens.
         counts: How often what happened, for gauges.
     """
 
-    environment: EnvironmentConfig
-    capabilities: EnvironmentCapabilities
-    model: Model
-    engine: RolloutEngine
-    pool: EnvironmentPool
-    version: Callable[[], int]
-    post: Callable[[Callable[[], None]], None]
     name: str
-    sees: bool = False
     url: str = ""
     counts: dict[str, int] = attrs.field(init=False)
-    _groups: dict[str, Group] = attrs.field(factory=dict, init=False)
     _sessions: dict[str, Session] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -119,11 +90,11 @@ class Agents:
         `max_units` of the request bounds the model's units of a session together, and `longest` those of a document.
         `done` is called once with all samples, unless the request is abandoned.
         """
-        group = Group(request=request, longest=longest, done=done)
+        group = Group[Session](request=request, longest=longest, done=done)
         self._groups[request.request_id] = group
         for index in range(request.sampling.num_samples):
             session = Session(name=secrets.token_hex(16), index=index, group=group)
-            group.sessions.append(session)
+            group.samples.append(session)
             self._sessions[session.name] = session
             begin = Begin(
                 episode=-1,
@@ -140,14 +111,11 @@ class Agents:
         group = self._groups.pop(request_id, None)
         if group is None:
             return False
-        for session in group.sessions:
+        for session in group.samples:
             if session.played is None:
                 self._close(session, "the run needs it no more")
                 self.pool.forget(session.episode)
         return True
-
-    def _posting(self, event: Callable[[WorkerReply], None]) -> Callable[[WorkerReply], None]:
-        return lambda reply: self.post(functools.partial(event, reply))
 
     def _close(self, session: Session, why: str) -> None:
         """Let nothing be called for a session any more."""
@@ -158,18 +126,22 @@ class Agents:
         session.waiting.clear()
 
     def _on_ended(self, session: Session, reply: WorkerReply) -> None:
-        if session.played is not None or self._groups.get(session.group.request.request_id) is not session.group:
+        if session.played is not None or self._is_over(session.group):
             return
         self._close(session, "its agent has ended")
-        self.pool.forget(session.episode)
         if isinstance(reply, Ended) and reply.reward is not None:
             session.final = reply.reward
+        recording = session.recording
         status, why = self._outcome(session, reply)
-        session.played = self._result(session, status, why)
-        played = [each.played for each in session.group.sessions if each.played is not None]
-        if len(played) == len(session.group.sessions):
-            del self._groups[session.group.request.request_id]
-            session.group.done(played)
+        num_documents = len(recording.documents())
+        self.counts["branches"] += max(num_documents - 1, 0)
+        told = [f"{session.num_calls} call{'' if session.num_calls == 1 else 's'}"]
+        told += [f"{num_documents} branches"] if num_documents > 1 else []
+        told += session.malformed[:1] if len(session.malformed) < 2 else [f"{len(session.malformed)} malformed calls"]
+        told += [why] if why else []
+        text = self._text(recording.turns[-1].path) if recording.turns else ""
+        opening, said = session.group.request.prompt, recording.said()
+        self._end(session, status, told, recording, opening, reward=session.reward, said=said, text=text)
 
     def _outcome(self, session: Session, reply: WorkerReply) -> tuple[SampleStatus, str]:
         """The end of a session, and why it is that."""
@@ -186,31 +158,12 @@ class Agents:
             return SampleStatus.TRUNCATED, session.limit
         return SampleStatus.OK, ""
 
-    def _result(self, session: Session, status: SampleStatus, why: str) -> EpisodeResult:
-        recording = session.recording
-        reason = FinishReason.STOP if status is SampleStatus.OK else FinishReason.LENGTH
-        num_documents = len(recording.documents())
-        self.counts["branches"] += max(num_documents - 1, 0)
-        told = [f"{session.num_calls} call{'' if session.num_calls == 1 else 's'}"]
-        told += [f"{num_documents} branches"] if num_documents > 1 else []
-        told += session.malformed[:1] if len(session.malformed) < 2 else [f"{len(session.malformed)} malformed calls"]
-        told += [why] if why else []
-        opening = session.group.request.prompt
-        return EpisodeResult(
-            generated=recording.generated(opening, reason, self.version(), self.model, self.environment.weight),
-            status=status,
-            reward=session.reward if self.capabilities.rewards else None,
-            detail=f"{self.environment.label}: {'; '.join(told)}"[:DETAIL],
-            said=recording.said(),
-            text=self._text(recording.turns[-1].path) if recording.turns else "",
-        )
-
     def _text(self, path: Sequence[Turn]) -> str:
         """The text of a document after its prompt."""
         return self._decoded(ids_of(path)[len(path[0].given) :])
 
     def _decoded(self, ids: np.ndarray) -> str:
-        return self.model.decode(with_completion(ids))
+        return self.model.decode(tokens_payload((), ids))
 
     # -- calls, from any thread ---------------------------------------------------------------------------------------
 
@@ -339,7 +292,7 @@ class Agents:
     def _ask(self, asked: Asked, place: int, made: list[Turn], number: int = 1) -> None:
         """Ask the engine for replies, from `place` on, or for more of one of which the turns `made` are there."""
         session, request = asked.session, asked.session.group.request
-        own = [words_of(turn.made) for turn in made]
+        own = [tokens_payload(turn.made) for turn in made]
         rest = asked.most - sum(len(turn.made) for turn in made)
         sampling = attrs.evolve(
             request.sampling, num_samples=number, max_units=min(rest, _CHUNK) if asked.call.stops else rest
@@ -357,23 +310,17 @@ class Agents:
         if asked.future.cancelled():
             return
 
-        def take(handle: Handle) -> None:
+        def take(made_more: Sequence[Generated]) -> None:
             session.waiting.pop(more.request_id, None)
-            try:
-                generated = handle.result(0)
-            except EngineError:
-                return  # the engine as a whole failed: its health() says so
             if session.played is None and not asked.future.done():
-                for index, each in enumerate(generated):
+                for index, each in enumerate(made_more):
                     self._refusing(asked.future, functools.partial(self._take, asked, place + index, made, more, each))
 
         try:
-            handles = self.engine.submit([more])
+            self._submit(more, take)
         except EngineError as error:
             session.waiting.pop(more.request_id)
             raise CallError(400, f"this cannot be generated from: {error}", param="messages") from error
-        for handle in handles:
-            handle.add_done_callback(lambda handle: self.post(functools.partial(take, handle)))
 
     def _given_up(self, future: Future[Reply], request_id: str) -> None:
         """The client has left; this may be any thread."""
@@ -383,7 +330,7 @@ class Agents:
     def _take(self, asked: Asked, place: int, made: list[Turn], request: Request, generated: Generated) -> None:
         """Take in a reply, or a part of one that is looked through for texts that end it."""
         before = made[-1] if made else asked.before
-        given = words_of(()) if made else asked.given
+        given = tokens_payload(()) if made else asked.given
         turn = turn_of(generated, request.prompt, before, given)
         made = [*made, turn]
         ids = ids_of(made)[len(made[0].given) :]

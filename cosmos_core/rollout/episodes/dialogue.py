@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import attrs
 
+from cosmos_core.models.tokens import tokens_payload
 from cosmos_core.protocols import FinishReason, Generated, Model
-from cosmos_core.rollout.episodes.recording import Recording, Turn, follow, parts_of, turn_of, words_of
+from cosmos_core.rollout.episodes.recording import Recording, Turn, follow, parts_of, turn_of
 from cosmos_core.types import Message, Payload, SampleStatus
 
 
@@ -73,12 +74,12 @@ class Dialogue:
         """Units that the model decided."""
         return self.recording.num_decided
 
-    def add_turn(self, generated: Generated, text: str) -> list[int]:
-        """Take in a turn of the model, as ids and as text; its token ids."""
+    def add_turn(self, generated: Generated, text: str, prompt: Payload) -> list[int]:
+        """Take in a turn of the model to a prompt (see `so_far`), as ids and as text; its token ids."""
         before = self.turns[-1] if self.turns else None
-        turn = turn_of(generated, self.so_far(), before, self._given)
+        turn = turn_of(generated, prompt, before, self._given)
         self.recording.add(turn)
-        self._given = words_of(())
+        self._given = tokens_payload(())
         self.said.append(Message(role="assistant", content=text))
         made: list[int] = turn.made.tolist()
         return made
@@ -91,7 +92,3 @@ class Dialogue:
     def so_far(self) -> Payload:
         """The prompt of the next turn: everything, as it stands."""
         return follow([*parts_of(self.turns), self._given], self.model)
-
-    def generated(self, reason: FinishReason, version: int, weight: float) -> Generated:
-        """All of it as one completion; see `Recording.generated`."""
-        return self.recording.generated(self.opening, reason, version, self.model, weight)

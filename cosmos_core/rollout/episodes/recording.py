@@ -18,6 +18,7 @@ import attrs
 import numpy as np
 
 from cosmos_core.errors import DataError
+from cosmos_core.models.tokens import array_of, tokens_payload
 from cosmos_core.protocols import FinishReason, Generated, Model
 from cosmos_core.protocols.model import MultiTurnModel
 from cosmos_core.protocols.vision import DialogueVision
@@ -105,14 +106,14 @@ def follow(parts: Sequence[Payload], model: Model) -> Payload:
     if any(map(shown_in, parts)):
         assert isinstance(model, DialogueVision), "nothing else makes arrays for what turns show"
         return model.join(parts)
-    return words_of(np.concatenate([np.frombuffer(part.arrays["prompt"].data, np.int32) for part in parts]))
+    return tokens_payload(np.concatenate([np.frombuffer(part.arrays["prompt"].data, np.int32) for part in parts]))
 
 
 def parts_of(turns: Sequence[Turn]) -> list[Payload]:
     """Prompts of what turns in a row are given and make; what a model makes shows nothing."""
     both = [(turn.given, turn.shown, turn.made) for turn in turns]
     return [
-        Payload(kind="tokens", arrays={"prompt": _array(ids), **shown})
+        Payload(kind="tokens", arrays={"prompt": array_of(ids), **shown})
         for given, seen, made in both
         for ids, shown in ((given, seen), (made, {}))
     ]
@@ -127,7 +128,7 @@ def encode_turns(
         assert isinstance(model, DialogueVision), "whoever says that it sees has asked"
         return model.encode_seen_turns(prompt, written, turns)
     assert isinstance(model, MultiTurnModel), "planning has checked"
-    return words_of(model.encode_turns(prompt, written, turns))
+    return tokens_payload(model.encode_turns(prompt, written, turns))
 
 
 def refuse_unseen(turns: Sequence[Message], *, sees: bool) -> None:
@@ -142,16 +143,6 @@ def refuse_unseen(turns: Sequence[Message], *, sees: bool) -> None:
 def shown_in(payload: Payload) -> Mapping[str, Array]:
     """The arrays of what the ids of a prompt show: all others."""
     return {name: array for name, array in payload.arrays.items() if name != "prompt"}
-
-
-def words_of(ids: Sequence[int] | np.ndarray) -> Payload:
-    """Token ids as a prompt that shows nothing."""
-    return Payload(kind="tokens", arrays={"prompt": _array(np.asarray(ids, np.int32))})
-
-
-def with_prompt(prompt: Payload, ids: np.ndarray) -> Payload:
-    """A prompt with these token ids, int32, in place of its own."""
-    return attrs.evolve(prompt, arrays={**prompt.arrays, "prompt": _array(ids)})
 
 
 def ids_of(turns: Sequence[Turn]) -> np.ndarray:
@@ -246,10 +237,12 @@ class Recording:
             completion.append(units[skipped:])
             decided.append(flags[skipped:])
             sizes.append(len(units) - skipped)
-        arrays = _arrays(completion, decided, dict(_joined(order, documents)), _array(begins))
-        shown = [shown_in(follow(parts_of(turns), model)) for turns in documents]
+        arrays = _arrays(completion, decided, dict(_joined(order, documents)), array_of(begins))
+        shown = [
+            shown_in(follow(parts_of(turns), model)) if any(turn.shown for turn in turns) else {} for turns in documents
+        ]
         if len(documents) > 1:
-            arrays["documents"] = _array(np.asarray(sizes, np.int32))
+            arrays["documents"] = array_of(np.asarray(sizes, np.int32))
             arrays |= {
                 of_document(index, name): array for index, own in enumerate(shown) for name, array in own.items()
             }
@@ -266,7 +259,7 @@ class Recording:
             return {}
         sizes = np.diff(np.cumsum([len(turn.made) for turn in order])[ends], prepend=0)
         rewards = [weight * self.rewards.get(turn, 0.0) for turn in order if turn.ends]
-        return {"turns": _array(sizes.astype(np.int32)), "turn_rewards": _array(np.asarray(rewards, np.float64))}
+        return {"turns": array_of(sizes.astype(np.int32)), "turn_rewards": array_of(np.asarray(rewards, np.float64))}
 
 
 def _flags(turn: Turn, is_new: bool) -> Iterator[np.ndarray]:
@@ -301,13 +294,13 @@ def _rows(arrays: Sequence[Array]) -> tuple[bytes, int]:
 def _arrays(
     completion: Sequence[np.ndarray], decided: Sequence[np.ndarray], recorded: Mapping[str, Array], begins: Array
 ) -> dict[str, Array]:
-    nothing = {"logprobs": _array(np.empty(0, np.float32)), "versions": _array(np.empty(0, np.int32))}
+    nothing = {"logprobs": array_of(np.empty(0, np.float32)), "versions": array_of(np.empty(0, np.int32))}
     return {
         **nothing,
         **recorded,
         "prompt": begins,
-        "completion": _array(np.concatenate([*completion, np.empty(0, np.int32)])),
-        "decided": _array(np.concatenate([*decided, np.empty(0, np.bool_)])),
+        "completion": array_of(np.concatenate([*completion, np.empty(0, np.int32)])),
+        "decided": array_of(np.concatenate([*decided, np.empty(0, np.bool_)])),
     }
 
 
@@ -321,7 +314,3 @@ def _generated(
         newest_version=versions[1],
         num_units=arrays["logprobs"].shape[0],
     )
-
-
-def _array(data: np.ndarray) -> Array:
-    return Array(dtype=data.dtype.name, shape=data.shape, data=data.tobytes())

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 import attrs
-import numpy as np
 
-from cosmos_core.protocols import Request
 from cosmos_core.rollout.endpoint.calls import Call, CallError, Choice, Reply
-from cosmos_core.rollout.episodes.dialogue import EpisodeResult
-from cosmos_core.rollout.episodes.recording import Recording, Turn, with_prompt
+from cosmos_core.rollout.episodes.groups import Sample
+from cosmos_core.rollout.episodes.recording import Recording, Turn
 from cosmos_core.types import Message, Payload
 
 
 @attrs.define(kw_only=True, eq=False)
-class Session:
+class Session(Sample):
     """One sample on its way.
 
     Attributes:
         name: Its secret name.
-        index: Place in the group.
         recording: The model's turns.
         replies: The last turn of each reply and what had been said after it, by the reply's id.
         waiting: Calls that are being answered, by the ids of their requests.
@@ -32,13 +28,9 @@ class Session:
         malformed: What was wrong with the model's calls of tools.
         limit: The bound that it met, in words; empty while it met none.
         final: Its own reward, besides those of replies (`recording.rewards`); None while nobody has told it.
-        episode: Its number in the pool.
-        played: How it came out; None while it goes on.
     """
 
     name: str
-    index: int
-    group: Group
     recording: Recording = attrs.field(factory=Recording)
     replies: dict[str, tuple[Turn, tuple[Message, ...]]] = attrs.field(factory=dict)
     waiting: dict[str, Future[Reply]] = attrs.field(factory=dict)
@@ -47,24 +39,12 @@ class Session:
     malformed: list[str] = attrs.field(factory=list)
     limit: str = ""
     final: float | None = None
-    episode: int = -1
-    played: EpisodeResult | None = None
 
     @property
     def reward(self) -> float | None:
         """All rewards that were told; None: none was."""
         told = [*self.recording.rewards.values(), *([] if self.final is None else [self.final])]
         return sum(told) if told else None
-
-
-@attrs.define(kw_only=True, eq=False)
-class Group:
-    """The samples of one request; a document of a sample may have `longest` units."""
-
-    request: Request
-    longest: int
-    done: Callable[[list[EpisodeResult]], None]
-    sessions: list[Session] = attrs.field(factory=list)
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -97,12 +77,6 @@ class Asked:
     def num_prompt(self) -> int:
         """Units before the reply."""
         return self.prompt.arrays["prompt"].shape[0]
-
-
-def with_completion(ids: np.ndarray) -> Payload:
-    """Token ids as a completion, to be decoded."""
-    payload = with_prompt(Payload(kind="tokens", arrays={}), ids)
-    return attrs.evolve(payload, arrays={"completion": payload.arrays["prompt"]})
 
 
 def refuse(future: Future[Any], error: CallError) -> None:
