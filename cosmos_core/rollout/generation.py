@@ -29,10 +29,9 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
-from cosmos_core.protocols.vision import DialogueVision
 from cosmos_core.rollout.episodes.agents import Agents
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
-from cosmos_core.rollout.episodes.player import Player, player_of, serving
+from cosmos_core.rollout.episodes.player import Player, player_of, sees_turns, serving
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.rollout.media import MediaWriter
 from cosmos_core.rollout.rewards import scoring
@@ -123,13 +122,8 @@ class Generation:
             pool=parts.environments,
             version=lambda: parts.version_lock.loaded,
             post=self._events.put,
-            sees=self._sees,
+            sees=sees_turns(parts.model, takes_media=parts.takes_media),
         )
-
-    @property
-    def _sees(self) -> bool:
-        """Tell whether the turns of dialogues may show images."""
-        return self._parts.takes_media and isinstance(self._parts.model, DialogueVision)
 
     @property
     def counts(self) -> Mapping[str, float]:
@@ -260,9 +254,9 @@ class Generation:
         return group_seed(run_seed, self._parts.stage, lease.position)
 
     def _encode(self, row: int, prompt: Prompt) -> Payload:
-        if prompt.media and self._episodes is not None and not self._sees:
+        if prompt.shows_media and self._episodes is not None and not self._episodes.sees:
             raise DataError(f"row {row}: it shows images or videos, and the dialogues of this model are of text")
-        if prompt.media and not self._parts.takes_media:
+        if prompt.shows_media and not self._parts.takes_media:
             raise DataError(f"row {row}: it shows images or videos, which the engine does not take")
         encoded = self._parts.model.encode(prompt)
         if "prompt" in encoded.arrays and not encoded.arrays["prompt"].shape[0]:

@@ -84,6 +84,11 @@ class Prompt:
     metadata: Mapping[str, JSON] = attrs.field(factory=dict)
 
     @property
+    def shows_media(self) -> bool:
+        """Whether it shows images or videos: its own, or those of its turns."""
+        return bool(self.media) or (not isinstance(self.text, str) and any(turn.media for turn in self.text))
+
+    @property
     def words(self) -> str:
         """The text as people read it, each turn of a chat with its role and the tools that it calls."""
         if isinstance(self.text, str):

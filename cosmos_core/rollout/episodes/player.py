@@ -7,12 +7,18 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from cosmos_core.config.schema import EnvironmentConfig
-from cosmos_core.protocols import EnvironmentCapabilities
+from cosmos_core.protocols import EnvironmentCapabilities, Model
+from cosmos_core.protocols.vision import DialogueVision
 from cosmos_core.rollout.endpoint.server import Endpoint
 from cosmos_core.rollout.episodes.agents import Agents
 from cosmos_core.rollout.episodes.episode import Episodes
 
 Player: TypeAlias = Episodes | Agents
+
+
+def sees_turns(model: Model, *, takes_media: bool) -> bool:
+    """Tell whether the turns of dialogues may show images to a model, on an engine that takes media or does not."""
+    return takes_media and isinstance(model, DialogueVision)
 
 
 def player_of(

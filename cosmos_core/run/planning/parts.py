@@ -176,7 +176,7 @@ def look_at_rows(
         counted["num_demonstrations"] += is_shown
         bare += [] if is_shown else [index]
         counted["num_preferences"] += is_shown and prompt.rejected is not None
-        counted["num_with_media"] += bool(prompt.media)
+        counted["num_with_media"] += prompt.shows_media
         given.append(_given_frames(prompt, payload))
         if "prompt" in payload.arrays:
             num_units = payload.arrays["prompt"].shape[0]

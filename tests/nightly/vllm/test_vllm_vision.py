@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from cosmos_core.errors import EngineError
+from cosmos_core.models import tokens_payload
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import ModelContext, Request, Sampling
+from cosmos_core.protocols import FinishReason, ModelContext, Request, Sampling
+from cosmos_core.rollout.episodes.dialogue import Dialogue
+from cosmos_core.rollout.episodes.recording import encode_turns
 from cosmos_core.testing.conformance.engine.subject import Pricer, stopping_at, tokens_of, twin
-from cosmos_core.types import Array, Prompt
+from cosmos_core.types import Array, Message, Prompt
 from cosmos_core.weights.digest import digest_of
 from cosmos_model_qwen_vl.tiny import CONFIGS, OPTIONS, data_url, film, picture
 
@@ -115,6 +118,30 @@ def test_it_sees_what_the_trainer_sees(start, family, stills, films, pricer):
         (score,) = engine.score([generated.payload], temperature=1.7)
         (theirs,) = pricer.logprobs([generated.payload], temperature=1.7)
         torch.testing.assert_close(score, theirs, atol=TOLERANCE, rtol=0)
+
+
+def test_turns_show_images_and_what_the_model_wrote_shows_none(start, model, pricer):
+    engine = start()
+    row = Prompt(text=(Message(role="user", content="Which colour?"),))
+    small, wide = (data_url(picture(width, 16, width)) for width in (16, 40))
+    others = [
+        Message(role="user", content="Closer:", media=(wide,)),
+        Message(role="user", content="this or that?", media=(small, wide), places=(4, 8)),
+    ]
+    dialogue, written = Dialogue(opening=model.encode(row), model=model), []
+    for said in (None, *others):
+        if said is not None:
+            dialogue.add_observation(encode_turns(model, row, written, [said], sees=True), said)
+        ((made,),) = engine.generate(requests([dialogue.so_far()], max_units=6))
+        written = dialogue.add_turn(made, "")
+    whole = dialogue.generated(FinishReason.STOP, 0)
+    check_same(whole, pricer)
+    (score,) = engine.score([whole.payload], temperature=1.0)
+    torch.testing.assert_close(score, logprobs(whole), atol=TOLERANCE, rtol=0)
+    # A placeholder that the model wrote itself stands for nothing.
+    sampled = tokens_payload([5, model.config.image_token_id, 7])
+    ((made,),) = engine.generate(requests([model.join([dialogue.so_far(), sampled])], max_units=6))
+    check_same(made, pricer)
 
 
 def test_a_group_looks_once_and_new_weights_look_anew(start, model, stills, pricer):

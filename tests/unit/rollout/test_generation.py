@@ -29,7 +29,7 @@ from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.reports import GroupFailed, GroupFinished
-from cosmos_core.types import Array, Payload, Prompt, SampleStatus
+from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
 
 SCORED = Outcome(value=1.0, status=SampleStatus.OK)
 
@@ -105,6 +105,8 @@ class Rows:
             raise IndexError(f"{split} has no row {index}")
         if index == 14:
             return Prompt(text="p", media=("a.png",))
+        if index == 15:
+            return Prompt(text=(Message(role="user", content="p", media=("a.png",)),))
         return Prompt(text="p" * index, reference=split)
 
 
@@ -300,6 +302,7 @@ def test_a_dropped_group_keeps_no_payload_and_each_of_its_samples_is_kept_for_pe
     [
         (13, "bad_row", "line 13"),
         (14, "bad_row", "images or videos, which the engine does not take"),
+        (15, "bad_row", "images or videos, which the engine does not take"),
         (100, "bad_row", "no row 100"),
         (0, "bad_row", "the prompt is empty"),
         (1, "prompt_too_short", "row 1: a prompt of 1 is below dataset.min_prompt_units of 2"),

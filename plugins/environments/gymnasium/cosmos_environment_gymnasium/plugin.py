@@ -1,12 +1,15 @@
 """The environment `gymnasium`: dialogues in an environment of the Gymnasium package.
 
 Each turn of the model is one action: a number for a `Discrete` space, one of `actions` if these are named, several
-numbers for a `Box`. Each observation is written as text. The rewards of the environment are the dialogue's.
+numbers for a `Box`. Each observation is written as text, and with `render` shown as an image. The rewards of the
+environment are the dialogue's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +18,12 @@ from typing import Any, Final, TypeVar, cast
 
 import attrs
 import numpy as np
+from PIL import Image
 
 from cosmos_core.config import option
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import Environment, EnvironmentCapabilities, EnvironmentContext, Provider, Turn, hookimpl
-from cosmos_core.types import JSON, Prompt
+from cosmos_core.types import JSON, Message, Prompt
 
 _NUMBER: Final = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
 _SEEDS: Final = 1 << 31
@@ -37,6 +41,10 @@ class GymnasiumOptions:
     observation: str = option("{observation}\n", help="What the model is shown; `{observation}` stands for the values.")
     digits: int = option(4, help="Significant digits of values.", validator=attrs.validators.ge(1))
     invalid_reward: float = option(0.0, help="Reward of a turn that is no action; the environment does not see it.")
+    render: bool = option(False, help="Whether an image that the environment renders is shown with each observation.")
+    render_side: int = option(
+        512, help="Pixels of its longer side at most; a larger one is scaled down.", validator=attrs.validators.ge(1)
+    )
 
 
 class Gymnasium:
@@ -47,18 +55,26 @@ class Gymnasium:
     """
 
     def __init__(self, options: GymnasiumOptions, context: EnvironmentContext) -> None:  # noqa: ARG002 - all are given one
-        if "{observation}" not in options.observation:
+        if "{observation}" not in options.observation and not options.render:
             raise ConfigError(
-                f"environment.options.observation: {options.observation!r} does not show the {{observation}}; add it"
+                f"environment.options.observation: {options.observation!r} does not show the {{observation}}; add it, "
+                "or set render = true"
+            )
+        if options.render and "render_mode" in options.arguments:
+            raise ConfigError(
+                f"environment.options.arguments.render_mode: {options.arguments['render_mode']!r}, but render = true "
+                "takes 'rgb_array'; leave it out"
             )
         self._options: Final = options
         self._make: Final = _maker()
         self._environment: Any = None
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="gymnasium")
 
-    async def reset(self, prompt: Prompt, seed: int) -> str | None:  # noqa: ARG002 - the task is the environment's
+    async def reset(self, prompt: Prompt, seed: int) -> str | Message:  # noqa: ARG002 - the task is the environment's
         """The first observation; the same for the same seed."""
-        return self._shown(await self._in_order(lambda: self._began(seed % _SEEDS)))
+        seen, media = await self._in_order(lambda: self._began(seed % _SEEDS))
+        words = self._shown(seen)
+        return Message(role="user", content=words, media=media) if media else words
 
     async def step(self, text: str) -> Turn:
         """Take the action that the turn names; a turn that names none is answered with what is possible."""
@@ -67,12 +83,15 @@ class Gymnasium:
         if action is None:
             said = f"no action: {self._possible(space)}\n"
             return Turn(observation=said, reward=self._options.invalid_reward, detail="no action")
-        seen, reward, terminated, truncated, _ = await self._in_order(lambda: self._environment.step(action))
+        (seen, reward, terminated, truncated, _), media = await self._in_order(
+            lambda: (self._environment.step(action), self._rendered())
+        )
         return Turn(
             observation=self._shown(seen),
             done=bool(terminated or truncated),
             reward=float(reward),
             detail=f"{reward:g}",
+            media=media,
         )
 
     async def close(self) -> None:
@@ -86,11 +105,33 @@ class Gymnasium:
         # Shielded: what is still to run must run even if nobody waits for it, `close` above all.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, call))
 
-    def _began(self, seed: int) -> Any:
+    def _began(self, seed: int) -> tuple[Any, tuple[str, ...]]:
         self._environment = self._made()
         self._check_actions(self._environment.action_space)
         seen, _ = self._environment.reset(seed=seed)
-        return seen
+        return seen, self._rendered()
+
+    def _rendered(self) -> tuple[str, ...]:
+        """What the environment looks like now, as the location of a PNG; none unless it is to be rendered."""
+        if not self._options.render:
+            return ()
+        try:
+            frame = self._environment.render()
+        except Exception as error:
+            raise self._unseen(f"{type(error).__name__}: {error}") from error
+        if not (isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3):
+            modes = ", ".join(self._environment.metadata.get("render_modes") or ()) or "none"
+            raise self._unseen(f"it gives {type(frame).__name__}, no array of colours; its render modes: {modes}")
+        image, file = Image.fromarray(frame), io.BytesIO()
+        image.thumbnail((self._options.render_side, self._options.render_side))
+        image.save(file, format="PNG")
+        return (f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}",)
+
+    def _unseen(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"environment.options.render: {self._options.id!r} cannot be rendered as 'rgb_array': {why}; set render = "
+            "false, or use another environment"
+        )
 
     def _end(self) -> None:
         if self._environment is not None:
@@ -111,7 +152,8 @@ class Gymnasium:
 
     def _made(self) -> Any:
         try:
-            return self._make(self._options.id, **self._options.arguments)
+            mode = {"render_mode": "rgb_array"} if self._options.render else {}
+            return self._make(self._options.id, **mode, **self._options.arguments)
         except Exception as error:
             raise ConfigError(
                 f"environment.options.id: gymnasium cannot make {self._options.id!r}: {type(error).__name__}: {error}"

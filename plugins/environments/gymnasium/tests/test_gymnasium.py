@@ -1,15 +1,18 @@
 import asyncio
+import base64
 import builtins
 import contextlib
+import io
 import threading
 import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cosmos_core.errors import ConfigError
 from cosmos_core.protocols import EnvironmentContext
-from cosmos_core.types import Prompt
+from cosmos_core.types import Message, Prompt
 from cosmos_environment_gymnasium.plugin import Gymnasium, GymnasiumOptions
 
 pytest.importorskip("gymnasium", reason="the environment gymnasium needs gymnasium")
@@ -89,11 +92,13 @@ def recorded(monkeypatch):
     seen = Recorded()
 
     class Slow(gymnasium.Env):
-        def __init__(self, space, making_s, stepping_s):
+        metadata = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012 - gymnasium's own
+
+        def __init__(self, space, making_s, stepping_s, frame):
             seen.note("making")
             time.sleep(making_s)
             seen.note("made")
-            self.action_space, self.stepping_s = space, stepping_s
+            self.action_space, self.stepping_s, self.frame = space, stepping_s, frame
 
         def reset(self, *, seed=None, options=None):
             seen.note("reset")
@@ -106,11 +111,18 @@ def recorded(monkeypatch):
             seen.action = action
             return 1, 0.0, False, False, {}
 
+        def render(self):
+            seen.note("rendered")
+            if isinstance(self.frame, Exception):
+                raise self.frame
+            return self.frame
+
         def close(self):
             seen.note("closed")
 
-    def make(name, *, space=None, making_s=0.0, stepping_s=0.0):
-        return Slow(SPACES(gymnasium.spaces)[name] if space is None else space, making_s, stepping_s)
+    def make(name, *, space=None, making_s=0.0, stepping_s=0.0, frame=None, render_mode=None):
+        seen.render_mode = render_mode
+        return Slow(SPACES(gymnasium.spaces)[name] if space is None else space, making_s, stepping_s, frame)
 
     monkeypatch.setattr(gymnasium, "make", make)
     return seen
@@ -184,6 +196,29 @@ def test_what_nobody_waits_for_is_closed_once_it_is_done_and_by_the_thread_that_
             asyncio.run(episode())
             assert recorded.events == events
             assert len(recorded.threads) == 1
+
+
+def test_what_it_renders_is_shown_with_each_observation(recorded):
+    frame = np.full((30, 60, 3), (250, 20, 20), np.uint8)
+    more = {"render": True, "observation": "now\n"}
+    words, (fly, moved) = play("fly", "1", id="discrete", arguments={"frame": frame}, render_side=20, **more)
+    assert recorded.render_mode == "rgb_array"
+    assert recorded.events == ["making", "made", "reset", "rendered", "stepping", "stepped", "rendered", "closed"]
+    assert len(recorded.threads) == 1
+    assert (words, moved.observation) == (Message(role="user", content="now\n", media=moved.media), "now\n")
+    assert fly.media == (), "nothing has changed"
+    (location,) = moved.media
+    image = Image.open(io.BytesIO(base64.b64decode(location.removeprefix("data:image/png;base64,"))))
+    assert (image.format, image.size, image.getpixel((19, 9))) == ("PNG", (20, 10), (250, 20, 20))
+    for wrong, why in [
+        (None, r"it gives NoneType, no array of colours; its render modes: human, rgb_array"),
+        (frame[..., 0], r"it gives ndarray, no array"),
+        (ImportError("no pygame"), r"ImportError: no pygame; set render = false"),
+    ]:
+        with pytest.raises(ConfigError, match=r"environment\.options\.render: 'discrete' cannot.*" + why):
+            play(id="discrete", arguments={"frame": wrong}, **more)
+    with pytest.raises(ConfigError, match=r"arguments\.render_mode: 'human', but render = true takes 'rgb_array'"):
+        play(id="discrete", arguments={"render_mode": "human"}, **more)
 
 
 def test_the_seed_decides_how_it_begins():

@@ -61,6 +61,7 @@ def play(
             pool=pool,
             version=lambda: 0,
             post=events.put,
+            sees=served.sees,
         )
         check = stack.enter_context(serving(episodes))
         for index, (row, prompt, payload) in enumerate(asked):
@@ -184,8 +185,8 @@ def _complete(served: Served, prompts: list[tuple[int, Prompt]], job: Job) -> li
     """Greedy completions, or dialogues, of the prompts that can be encoded and fit the context."""
     fitting, environment = [], job.recipe.environment
     for row, prompt in prompts:
-        if prompt.media and environment is not None:
-            continue  # dialogues are of text
+        if environment is not None and prompt.shows_media and not served.sees:
+            continue  # the dialogues of this model are of text
         try:
             payload = served.model.encode(prompt)
         except DataError:

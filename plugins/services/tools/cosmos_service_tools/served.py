@@ -26,6 +26,7 @@ from cosmos_core.protocols import (
     RolloutEngine,
     Sampling,
 )
+from cosmos_core.rollout.episodes.player import sees_turns
 from cosmos_core.run.export import TRAINED, export_run
 from cosmos_core.scratch import scratch
 from cosmos_core.storage import MARKS
@@ -36,11 +37,12 @@ _MAX_IN_FLIGHT: Final = 64
 
 @attrs.frozen(kw_only=True, eq=False)
 class Served:
-    """A model that is being served."""
+    """A model that is being served; `sees` says whether turns of dialogues may show images."""
 
     model: Model
     engine: RolloutEngine
     context_length: int
+    sees: bool = False
 
     def complete(self, payloads: Sequence[Payload], sampling: Sampling, seeds: Sequence[int]) -> list[list[Generated]]:
         """Complete each prompt `sampling.num_samples` times, no further than the model's context."""
@@ -103,8 +105,10 @@ def serve(directory: Path, config: ModelConfig, engine: EngineConfig, *, threads
     made = plugins.create("engine", engine.plugin, engine.options, serving, "rollout.engine.options")
     running = cast("RolloutEngine", made)
     running.start()
+    takes_media: bool = plugins.provider("engine", engine.plugin).capabilities.media
+    sees = sees_turns(model, takes_media=takes_media)
     try:
-        yield Served(model=model, engine=running, context_length=context_length)
+        yield Served(model=model, engine=running, context_length=context_length, sees=sees)
     finally:
         running.shutdown()
 

@@ -6,6 +6,7 @@ import itertools
 import queue
 from types import SimpleNamespace
 
+import attrs
 import numpy as np
 import pytest
 
@@ -22,12 +23,13 @@ from cosmos_core.rollout.generation import Generation, GenerationParts, LeaseRec
 from cosmos_core.rollout.rewards.messages import Outcome
 from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.transport.directives import Lease
-from cosmos_core.types import Array, Payload, Prompt, SampleStatus
-from cosmos_service_tools.evaluation import play
+from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
+from cosmos_service_tools.evaluation import _complete, play
 from cosmos_service_tools.served import Served
 
 PLUGIN = """
 from cosmos_core.protocols import Provider, Turn, hookimpl
+from cosmos_core.types import Message
 
 
 class Dealer:
@@ -35,7 +37,7 @@ class Dealer:
         pass
 
     async def reset(self, prompt, seed):
-        return f"card {seed}"
+        return Message(role="user", content=f"card {seed}", media=prompt.media)
 
     async def step(self, text):
         return Turn(done=True)
@@ -73,7 +75,8 @@ class Model:
     """A letter is a token."""
 
     def encode(self, prompt):
-        return Payload(kind="tokens", arrays={"prompt": ints([ord(letter) for letter in prompt.text])})
+        text = prompt.text if isinstance(prompt.text, str) else "".join(turn.content for turn in prompt.text)
+        return Payload(kind="tokens", arrays={"prompt": ints([ord(letter) for letter in text])})
 
     def decode(self, payload):
         return ""
@@ -186,3 +189,34 @@ def test_each_row_begins_as_in_the_evaluations_of_its_run_and_otherwise_than_oth
     found = beginnings_afterwards()
     assert found == beginnings_in_a_run()
     assert len({text.partition("card ")[2] for text in found}) == len(ROWS)
+
+
+class Seeing(Model):
+    """An image is a unit more."""
+
+    def encode_seen_turns(self, prompt, written, turns):
+        shown = ints([len(turn.media) for turn in turns])
+        return Payload(
+            kind="tokens", arrays={"prompt": ints([7, *self.encode_turns(prompt, written, turns)]), "shown": shown}
+        )
+
+    def join(self, parts):
+        made = np.concatenate([np.frombuffer(part.arrays["prompt"].data, np.int32) for part in parts])
+        return Payload(kind="tokens", arrays={"prompt": ints(made), "shown": ints([1])})
+
+
+def test_rows_that_show_images_are_played_by_a_model_that_sees_them_and_left_out_by_another():
+    recipe = SimpleNamespace(
+        run=RunConfig(name="r", steps=1, seed=RUN_SEED),
+        environment=DEALER,
+        evaluation=EvaluationConfig(max_units=7),
+        rollout=RolloutConfig(),
+    )
+    in_turn = (Message(role="user", content="?", media=("b.png",)),)
+    rows = [(0, attrs.evolve(row(0), media=("a.png",))), (1, Prompt(text=in_turn)), (2, row(2))]
+    for sees, number in ((True, 3), (False, 1)):
+        served = Served(model=Seeing(), engine=Engine(), context_length=100, sees=sees)
+        answered = _complete(served, rows, SimpleNamespace(recipe=recipe))
+        assert [prompt for prompt, _ in answered] == [prompt for _, prompt in rows[-number:]]
+        assert [each.status for _, each in answered] == ["ok"] * number
+        assert sum("\a" in text for text in served.engine.prompts) == sees

@@ -14,7 +14,7 @@ from cosmos_core.run.planning.footprint import NO_GPU
 from cosmos_core.run.planning.parts import look_at_rows
 from cosmos_core.run.planning.plan import check_present, make_plan
 from cosmos_core.run.planning.tables import _pace, _rows, _smaller
-from cosmos_core.types import Payload, Prompt
+from cosmos_core.types import Message, Payload, Prompt
 
 RECIPE = Path(__file__).parents[4] / "recipes" / "arithmetic.toml"
 BY_FIELD = "reward=[{plugin='math'}, {plugin='length', name='brief', options={target_field='words'}}]"
@@ -120,7 +120,10 @@ def test_videos_that_are_too_short_for_the_model_are_told(tmp_path, monkeypatch)
     for imitates, unusable in [(True, 3), (False, 0)]:
         recipe = load_recipe(RECIPE)
         sizes = {"train": 3, "heldout": 0}
-        assert look_at_rows(Short(), Rows(), [], sizes, recipe, imitates=imitates, longest=1).num_unusable == unusable
+        measured = look_at_rows(Short(), Rows(), [], sizes, recipe, imitates=imitates, longest=1)
+        assert measured.num_unusable == unusable
+    # Whether the row shows an image, or a turn of it.
+    assert measured.num_with_media == 2
 
 
 class Short:
@@ -135,4 +138,6 @@ class Short:
 
 class Rows:
     def row(self, split, index):
-        return Prompt(text="red", demonstration="film.mp4")
+        shown = ("a.png",)
+        text = (Message(role="user", content="red", media=shown),) if index == 1 else "red"
+        return Prompt(text=text, demonstration="film.mp4", media=shown if index == 2 else ())
