@@ -114,6 +114,7 @@ FORWARD_TESTS = {
     "test_each_image_or_video_is_shown_where_it_stands",
     "test_each_unit_of_a_prompt_enters_by_the_weights",
     "test_training_on_its_own_records_changes_nothing",
+    "test_what_a_turn_shows_enters_where_it_stands_and_what_the_model_wrote_shows_nothing",
 }
 """Those of what engines run themselves; likewise."""
 COMPARING_TESTS = {

@@ -78,6 +78,28 @@ def shown(self, prompt):
     return [Shown(modality="image", start=1, is_seen_U=seen, inputs={"pixel_values": shades[None]})]
 """
 )
+TURNS = """
+def encode_seen_turns(self, prompt, written, turns):
+    said = [attrs.evolve(turn, media=()) for turn in turns]
+    encoded = tokens_payload(list(self.encode_turns(prompt, written, said)))
+    units = encoded.arrays["prompt"].shape[0]
+    return self.with_shades(encoded, np.ones(units)) if any(turn.media for turn in turns) else encoded
+
+def with_shades(self, payload, shades):
+    given = np.asarray(shades, np.float32)
+    arrays = {
+        "shades": Array(dtype="float32", shape=given.shape, data=given.tobytes()),
+        "sizes": Array(dtype="int32", shape=(1,), data=np.int32(len(given)).tobytes()),
+    }
+    return attrs.evolve(payload, arrays={**payload.arrays, **arrays})
+
+def shades(self, part):
+    return values(part, "shades") if "shades" in part.arrays else np.zeros(part.arrays["prompt"].shape[0])
+
+def join(self, parts):
+    ids = np.concatenate([values(part, "prompt") for part in parts])
+    return self.with_shades(tokens_payload(ids.tolist()), np.concatenate([self.shades(part) for part in parts]))
+"""
 OWN_ENTER = "super().enter(module, conditioning)"
 
 
@@ -235,6 +257,49 @@ PLANTED = {
         "without its array 'sizes'",
     ),
 }
+SEEING = spoiled(ENTERS + TURNS, "pass")
+IN_TURNS = "test_what_a_turn_shows_enters_where_it_stands_and_what_the_model_wrote_shows_nothing"
+PLANTED |= {
+    name: (spoiled(ENTERS + TURNS, method), IN_TURNS, message)
+    for name, method, message in [
+        (
+            "turns-without-words",
+            "def encode_seen_turns(self, *a): return super().encode_seen_turns(*a[:2], a[2] * 2)",
+            "encode_seen_turns() of a turn without images has other ids than encode_turns()",
+        ),
+        (
+            "turns-unseen",
+            """
+            def with_shades(self, payload, shades):
+                return payload
+            """,
+            "a turn with an image has no arrays of what it shows",
+        ),
+        ("joined-backwards", "def join(self, parts): return super().join(parts[::-1])", "join() gave other ids"),
+        (
+            "joined-by-number",
+            """
+            def join(self, parts):
+                whole = super().join(parts)
+                return self.with_shades(whole, self.shades(whole) / (1 + len(parts)))
+            """,
+            "join() of joined parts is not what it is of the parts",
+        ),
+        (
+            "dimmer-beside-others",
+            """
+            def enter(self, module, conditioning):
+                return {name: rows / len(rows) for name, rows in super().enter(module, conditioning).items()}
+            """,
+            "off in a dialogue; each enters as it does alone",
+        ),
+        (
+            "written-seen",
+            "def shades(self, part): return np.ones(part.arrays['prompt'].shape[0])",
+            "what the model wrote enters",
+        ),
+    ]
+}
 BODY = """
 config = TINY
 
@@ -252,6 +317,7 @@ GOOD = {
     "recording": spoiled(RECORDS, "pass"),
     "conditioned": spoiled(ENTERS, "pass"),
     "showing": spoiled(SHOWS, "pass"),
+    "seeing": SEEING,
 }
 
 

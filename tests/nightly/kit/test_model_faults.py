@@ -546,6 +546,9 @@ NOT_DECLARED = {
     "test_training_on_its_own_records_changes_nothing": NOT_RECORDED,
     "test_each_unit_of_a_prompt_enters_by_the_weights": NOT_CONDITIONED,
     "test_each_image_or_video_is_shown_where_it_stands": NOT_SHOWN,
+    "test_what_a_turn_shows_enters_where_it_stands_and_what_the_model_wrote_shows_nothing": (
+        "not declared: turns show no images (`DialogueVision`)"
+    ),
     **WORLD_TESTS,
 }
 

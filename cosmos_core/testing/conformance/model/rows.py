@@ -16,7 +16,7 @@ from cosmos_core.policy.training.microbatch import Piece, pieces
 from cosmos_core.policy.trial import TRIAL_UNITS
 from cosmos_core.protocols import MicroBatch, Model
 from cosmos_core.protocols.model import MultiTurnModel, Trial, TriedModel
-from cosmos_core.protocols.vision import VisionModel
+from cosmos_core.protocols.vision import DialogueVision, VisionModel
 from cosmos_core.protocols.world import WorldModel
 from cosmos_core.testing.conformance.model.subject import (
     ROOM,
@@ -38,6 +38,8 @@ from cosmos_core.types import Message, Payload, Prompt
 _CHAT: Final = Prompt(text=(Message(role="user", content="How many?"),), demonstration="7")
 _OBSERVATION: Final = "How many apples now? 7+5=12"
 _APART: Final = "7 and "
+_ALIKE: Final = 1e-4
+"""How far features of one image may lie apart, alone and beside others."""
 
 
 class RowTests:
@@ -193,6 +195,31 @@ class RowTests:
             if prompt.media:
                 _check_missed("shown", shown_by, payload)
 
+    def test_what_a_turn_shows_enters_where_it_stands_and_what_the_model_wrote_shows_nothing(
+        self, subject: Subject
+    ) -> None:
+        """An engine is given a dialogue as its parts, joined, in which a policy may have sampled any token."""
+        seeing: DialogueVision = subject.optional(DialogueVision, "turns show no images")
+        (multi_turn, stop), row = _multi_turn(subject), Prompt(text="How many?")
+        media = next((prompt.media[:1] for prompt in subject.prompts if prompt.media), None)
+        if media is None:
+            fault("the model is a `DialogueVision`, and none of `prompts` shows an image; give one of them one, first")
+        turn = Message(role="user", content=_OBSERVATION)
+        bare, seen = (seeing.encode_seen_turns(row, [stop], [attrs.evolve(turn, media=each)]) for each in ((), media))
+        if values(bare, "prompt").tolist() != list(multi_turn.encode_turns(row, [stop], [turn])):
+            fault("encode_seen_turns() of a turn without images has other ids than encode_turns(); encode it alike")
+        ids = values(seen, "prompt").tolist()
+        begun, written = subject.model.encode(row), tokens_payload(ids)
+        parts = [begun, seen, written, seen]
+        whole = seeing.join(parts)
+        if values(whole, "prompt").tolist() != [each for part in parts for each in values(part, "prompt").tolist()]:
+            fault("join() gave other ids than those of its parts, one after another")
+        if contents(whole) != contents(seeing.join([seeing.join(parts[:2]), seeing.join(parts[2:])])):
+            fault("join() of joined parts is not what it is of the parts; a dialogue grows by a part at a time")
+        _check_joined(subject, seen, whole, len(ids))
+        if subject.model.shown is not None and (found := len(subject.model.shown(whole))) != 2:
+            fault(f"shown() of a dialogue of 2 images gave {found}; what the model wrote stands for none")
+
 
 class PackingTests:
     """Tests of `pack`: each payload once, within the budget, and the same each time."""
@@ -309,6 +336,25 @@ def _check_entered(vision: VisionModel, payload: Payload, module: torch.nn.Modul
         fault("enter() gave something else for the same weights and prompt; draw nothing")
     if all(torch.equal(one[name], changed[name]) for name in one):
         fault("enter() gave the same for other weights; keep nothing from one call to the next")
+
+
+def _check_joined(subject: Subject, seen: Payload, whole: Payload, units: int) -> None:
+    """The dialogue ends with an image's units, the same tokens as the model wrote them, and the image's again."""
+    vision: VisionModel = subject.optional(VisionModel, "turns show no images")
+    alone, laid = vision.condition(seen), vision.condition(whole)
+    if alone is None or laid is None:
+        fault("a turn with an image has no arrays of what it shows, or join() lost them; keep them beside the ids")
+    with torch.no_grad():
+        expected, entered = (vision.enter(subject.module, each) for each in (alone, laid))
+    apart = []
+    for name, rows in expected.items():
+        three = entered[name][-3 * units :].split(units)
+        first, written, last = (float((each - rows).abs().max()) for each in three)
+        apart.append(written)
+        if max(first, last) > _ALIKE:
+            fault(f"{name} of an image are {max(first, last):.3g} off in a dialogue; each enters as it does alone")
+    if max(apart) <= _ALIKE:
+        fault("what the model wrote enters as the image that its tokens stand for in a turn; `kinds` tells them apart")
 
 
 def _check_missed(name: str, method: Any, payload: Payload) -> None:
