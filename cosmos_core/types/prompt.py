@@ -85,7 +85,7 @@ class Prompt:
 
     @property
     def shows_media(self) -> bool:
-        """Whether it shows images or videos: its own, or those of its turns."""
+        """True if it shows images or videos: its own, or those of its turns."""
         return bool(self.media) or (not isinstance(self.text, str) and any(turn.media for turn in self.text))
 
     @property

@@ -213,12 +213,13 @@ def test_a_dialogue_without_room_is_truncated_and_keeps_what_it_has(model):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_recipe_trains_on_dialogues_with_the_calculator(cosmos):
+@pytest.mark.parametrize(("name", "environment"), [("calculator", "calculator"), ("grpo-crop", "crop")])
+def test_the_recipe_trains_on_dialogues(cosmos, name, environment):
     cosmos.timeout_s = 240.0
-    recipe = str(ROOT / "recipes" / "grpo-calculator.toml")
+    recipe = str(ROOT / "recipes" / f"grpo-{environment}.toml")
     overrides = ("warmup.steps=150", "run.steps=6", "evaluation.prompts=12", "evaluation.interval=0")
     cosmos("run", recipe, *(part for each in overrides for part in ("--set", each)))
-    folder = cosmos.folder / "runs" / "calculator"
+    folder = cosmos.folder / "runs" / name
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["outcome"] == "finished"
     assert summary["samples"]["consumed"] == 6 * 16 * 8
@@ -227,11 +228,12 @@ def test_the_recipe_trains_on_dialogues_with_the_calculator(cosmos):
     follower.fold(entries(folder / "journal.sqlite"))
     steps = [timed.record for timed in follower.steps if timed.record.stage == 1]
     assert len(steps) == 6
-    # How often the model asked the calculator something that it could answer, and what that was good for.
-    asked = [step.rewards["calculator"] for step in steps]
+    # How often the model asked something that could be answered, or shown, and what that was good for.
+    asked = [step.rewards[environment] for step in steps]
     assert sum(asked) / len(asked) > 0.02, asked
     assert max(asked) < 4.0, asked
-    assert all(step.rewards["math"] > 0.0 and step.reward == step.rewards["math"] for step in steps)
+    (right,) = steps[0].rewards.keys() - {environment}
+    assert all(step.rewards[right] > 0.0 and step.reward == step.rewards[right] for step in steps)
     # `cosmos eval` holds the same dialogues, greedily.
-    evaluated = float(cosmos("eval", "runs/calculator").partition("held-out accuracy")[2].split()[0])
+    evaluated = float(cosmos("eval", f"runs/{name}").partition("held-out accuracy")[2].split()[0])
     assert evaluated == pytest.approx(summary["heldout_accuracy_after"], abs=1e-3)

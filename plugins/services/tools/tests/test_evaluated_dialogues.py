@@ -191,7 +191,7 @@ def test_each_row_begins_as_in_the_evaluations_of_its_run_and_otherwise_than_oth
     assert len({text.partition("card ")[2] for text in found}) == len(ROWS)
 
 
-class Seeing(Model):
+class ImageModel(Model):
     """An image is a unit more."""
 
     def encode_seen_turns(self, prompt, written, turns):
@@ -215,7 +215,7 @@ def test_rows_that_show_images_are_played_by_a_model_that_sees_them_and_left_out
     in_turn = (Message(role="user", content="?", media=("b.png",)),)
     rows = [(0, attrs.evolve(row(0), media=("a.png",))), (1, Prompt(text=in_turn)), (2, row(2))]
     for sees, number in ((True, 3), (False, 1)):
-        served = Served(model=Seeing(), engine=Engine(), context_length=100, sees=sees)
+        served = Served(model=ImageModel(), engine=Engine(), context_length=100, sees=sees)
         answered = _complete(served, rows, SimpleNamespace(recipe=recipe))
         assert [prompt for prompt, _ in answered] == [prompt for _, prompt in rows[-number:]]
         assert [each.status for _, each in answered] == ["ok"] * number
