@@ -22,10 +22,10 @@ from cosmos_core.errors import DataError, PluginBrokenError
 from cosmos_core.models.documents import documents_of, pack_samples
 from cosmos_core.models.packing import pack
 from cosmos_core.models.plugin import create as create_model
-from cosmos_core.models.tokens import decided, tokens_payload, values, view
+from cosmos_core.models.tokens import array_of, decided, token_array, tokens_payload, values, view
 from cosmos_core.models.vision.generic import GenericOptions
 from cosmos_core.plugins.selection import PluginSet
-from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated, ModelContext, Request, Sampling
+from cosmos_core.protocols import EnvironmentCapabilities, ModelContext, Request, Sampling
 from cosmos_core.protocols.model import ReadTurn
 from cosmos_core.rollout.endpoint.calls import Call
 from cosmos_core.rollout.endpoint.requests import read_response
@@ -33,7 +33,8 @@ from cosmos_core.rollout.endpoint.server import LARGEST_BODY, Endpoint
 from cosmos_core.rollout.episodes.agents import Agents
 from cosmos_core.rollout.episodes.messages import Begin, Ended, Failed
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
-from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus, ToolCall
+from cosmos_core.types import Message, Prompt, SampleStatus, ToolCall
+from tests.scripted import Handle, generated
 from tests.vision import checkpoint, picture
 
 STOP = 1
@@ -82,22 +83,6 @@ class Chat:
         return pack(payloads, **limits)
 
 
-class Handle:
-    def __init__(self, request):
-        self.request, self.samples, self.callbacks = request, None, []
-
-    def result(self, timeout_s=None):
-        return self.samples
-
-    def add_done_callback(self, callback):
-        callback(self) if self.samples is not None else self.callbacks.append(callback)
-
-    def finish(self, samples):
-        self.samples = samples
-        for callback in self.callbacks:
-            callback(self)
-
-
 class Engine:
     """Says what a script says of the words of the prompt, cut to the units that are asked for; or holds."""
 
@@ -124,31 +109,11 @@ class Engine:
     def made(self, request, ids):
         whole = [*ids, STOP]
         ids = whole[: request.sampling.max_units]
-        size = request.prompt.arrays["prompt"].shape[0] + len(ids) - 1
-        arrays = {
-            **request.prompt.arrays,
-            **tokens_payload([0], ids).arrays,
-            "prompt": request.prompt.arrays["prompt"],
-            "logprobs": array("float32", [-each for each in ids]),
-            "versions": array("int32", [self.version] * len(ids)),
-            "routing": array("int32", [len(self.requests)] * size),
-        }
-        reason = FinishReason.STOP if len(ids) == len(whole) else FinishReason.LENGTH
-        return Generated(
-            payload=Payload(kind="tokens", arrays=arrays),
-            reason=reason,
-            oldest_version=self.version,
-            newest_version=self.version,
-            num_units=len(ids),
-        )
+        told = {"version": self.version, "number": len(self.requests)}
+        return generated(request, ids, is_whole=len(ids) == len(whole), **told)
 
     def abort(self, names):
         self.aborted += names
-
-
-def array(dtype, numbers):
-    data = np.asarray(numbers, dtype)
-    return Array(dtype=dtype, shape=data.shape, data=data.tobytes())
 
 
 class Pool:
@@ -167,10 +132,12 @@ class Pool:
 
 
 class Rig:
-    def __init__(self, script, config, *, max_units, longest, samples, rewards, model=None, engine=None):
+    def __init__(
+        self, script, *, max_units=64, longest=200, samples=1, rewards=False, model=None, engine=None, **config
+    ):
         self.engine, self.pool, self.events = engine or Engine(script), Pool(), queue.SimpleQueue()
         self.agents = Agents(
-            environment=config,
+            environment=EnvironmentConfig(plugin="agent", **config),
             capabilities=EnvironmentCapabilities(calls_model=True, rewards=rewards),
             model=model or Chat(),
             engine=self.engine,
@@ -213,10 +180,8 @@ class Rig:
 
 
 @contextmanager
-def rig(script, *, max_units=64, longest=200, samples=1, rewards=False, model=None, engine=None, **config):
-    limits = {"max_units": max_units, "longest": longest, "samples": samples, "rewards": rewards}
-    limits |= {"model": model, "engine": engine}
-    made = Rig(script, EnvironmentConfig(plugin="agent", **config), **limits)
+def rig(script, *, samples=1, **settings):
+    made = Rig(script, samples=samples, **settings)
     made.endpoint.start()
     made.agents.url = made.endpoint.url
     thread = threading.Thread(target=made.run)
@@ -233,10 +198,6 @@ def rig(script, *, max_units=64, longest=200, samples=1, rewards=False, model=No
 
 def user(text):
     return {"role": "user", "content": text}
-
-
-def words_of(payload):
-    return " ".join(WORDS[each] for each in values(payload, "completion"))
 
 
 def documents(generated):
@@ -514,31 +475,31 @@ def test_what_cannot_be_answered_is_refused_in_openais_shape_and_counted():
                     error = (await reply.json())["error"]
                     assert (reply.status, words in error["message"]) == (status, True), error
                     assert {"message", "type", "param", "code"} == error.keys()
+
+            async def told(path, body=None, **more):
+                """The status of a reply, and what it holds."""
+                method, data = (client.get, {}) if body is None else (client.post, {"data": json.dumps(body)})
+                async with method(path, **data, **more) as reply:
+                    return reply.status, await reply.json()
+
             root = url.split("/s/")[0]
             call = {"messages": [user("a")], "model": "gpt-4.1"}
             named = [({}, 401), ({"Authorization": "Bearer no"}, 401), ({"Authorization": f"Bearer {key}"}, 200)]
             for headers, status in [*named, ({"X-Session": key, "Authorization": "Bearer x"}, 200)]:
-                async with client.post(f"{root}/v1/chat/completions", json=call, headers=headers) as reply:
-                    assert reply.status == status
-            async with client.get(f"{root}/v1/models") as reply:
-                assert [each["id"] for each in (await reply.json())["data"]] == ["run", "gpt-4.1"]
-            async with client.post(f"{url}/responses", json={"input": [{"type": "reasoning"}]}) as reply:
-                assert (await reply.json())["error"]["message"] == "there are no messages; give one at least"
+                assert (await told(f"{root}/v1/chat/completions", call, headers=headers))[0] == status
+            assert [each["id"] for each in (await told(f"{root}/v1/models"))[1]["data"]] == ["run", "gpt-4.1"]
+            _, empty = await told(f"{url}/responses", {"input": [{"type": "reasoning"}]})
+            assert empty["error"]["message"] == "there are no messages; give one at least"
             deep = {"function": {"name": "calculate", "arguments": "[" * 100_000}, "id": "c"}
             turns = [user("a"), {"role": "assistant", "content": None, "tool_calls": [deep]}, user("b")]
-            async with client.post(f"{url}/chat/completions", json={"messages": turns}) as reply:
-                assert reply.status == 200
-                known = (await reply.json())["id"]
-            async with client.get(f"{url}/models/gpt-4.1") as reply:
-                assert (await reply.json())["id"] == "gpt-4.1"
-            async with client.get(f"{url}/nothing") as reply:
-                assert (await reply.json())["error"]["message"].startswith("GET /s/")
+            status, known = await told(f"{url}/chat/completions", {"messages": turns})
+            assert status == 200
+            assert (await told(f"{url}/models/gpt-4.1"))[1]["id"] == "gpt-4.1"
+            assert (await told(f"{url}/nothing"))[1]["error"]["message"].startswith("GET /s/")
             for value, status in ((float("inf"), 400), ("x", 400), (10**400, 400), (0.25, 200)):
-                async with client.post(f"{root}/s/{key}/reward", data=json.dumps({"reward": value})) as reply:
-                    assert reply.status == status
-            for name, status in ((known, 200), ("other", 404), ([], 404)):
-                async with client.post(f"{url}/reward", json={"reward": 0.5, "reply": name}) as reply:
-                    assert reply.status == status
+                assert (await told(f"{root}/s/{key}/reward", {"reward": value}))[0] == status
+            for name, status in ((known["id"], 200), ("other", 404), ([], 404)):
+                assert (await told(f"{url}/reward", {"reward": 0.5, "reply": name}))[0] == status
 
     with rig(lambda words, number: "yes", rewards=True, agent=AgentConfig(names=("gpt-4.1",))) as made:
         begin = made.pool.begun[0]
@@ -561,34 +522,23 @@ def calling(times):
     return agent
 
 
-BOOM = Failed(episode=0, timed_out=False, detail="boom")
+BOOM, SLOW = (Failed(episode=0, timed_out=late, detail=why) for late, why in ((False, "boom"), (True, "slow")))
+LOST, END = Failed(episode=0, timed_out=False, detail="lost", is_lost=True), Ended(episode=0, reward=None)
 FAILED, TRUNCATED = SampleStatus.ENVIRONMENT_FAILED, SampleStatus.TRUNCATED
 
 
 @pytest.mark.parametrize(
     ("times", "settings", "reply", "status", "detail"),
     [
-        (3, {"max_turns": 2}, Ended(episode=0, reward=None), TRUNCATED, "2 calls; 2 branches; all 2 calls"),
-        (3, {"max_units": 4}, Ended(episode=0, reward=None), TRUNCATED, "a reply was cut after 1 units"),
-        (
-            2,
-            {"longest": 4},
-            Failed(episode=0, timed_out=False, detail="boom"),
-            FAILED,
-            "of the model: a prompt of 4 units",
-        ),
-        (2, {"longest": 6}, Failed(episode=0, timed_out=False, detail="boom"), TRUNCATED, "a reply was cut after 2"),
-        (1, {}, Failed(episode=0, timed_out=False, detail="boom"), FAILED, "agent: 1 call; boom"),
-        (0, {}, Ended(episode=0, reward=None), FAILED, "the agent ended without a reply of the model"),
-        (1, {"weight": 1.0}, Ended(episode=0, reward=None), FAILED, "ended without a reward, and environment.weight"),
-        (1, {}, Failed(episode=0, timed_out=True, detail="slow"), SampleStatus.ENVIRONMENT_TIMEOUT, "slow"),
-        (
-            1,
-            {"max_turns": 1},
-            Failed(episode=0, timed_out=False, detail="lost", is_lost=True),
-            SampleStatus.ENVIRONMENT_LOST,
-            "lost",
-        ),
+        (3, {"max_turns": 2}, END, TRUNCATED, "2 calls; 2 branches; all 2 calls"),
+        (3, {"max_units": 4}, END, TRUNCATED, "a reply was cut after 1 units"),
+        (2, {"longest": 4}, BOOM, FAILED, "of the model: a prompt of 4 units"),
+        (2, {"longest": 6}, BOOM, TRUNCATED, "a reply was cut after 2"),
+        (1, {}, BOOM, FAILED, "agent: 1 call; boom"),
+        (0, {}, END, FAILED, "the agent ended without a reply of the model"),
+        (1, {"weight": 1.0}, END, FAILED, "ended without a reward, and environment.weight"),
+        (1, {}, SLOW, SampleStatus.ENVIRONMENT_TIMEOUT, "slow"),
+        (1, {"max_turns": 1}, LOST, SampleStatus.ENVIRONMENT_LOST, "lost"),
     ],
 )
 def test_every_end_of_a_session(times, settings, reply, status, detail):
@@ -660,7 +610,7 @@ def test_documents_that_do_not_fit_are_refused():
     payload = tokens_payload([5], [6, 7, 8])
 
     def told(sizes, flags):
-        arrays = {**payload.arrays, "documents": array("int32", sizes), "decided": array("bool", flags)}
+        arrays = {**payload.arrays, "documents": token_array(sizes), "decided": array_of(np.array(flags))}
         return attrs.evolve(payload, arrays=arrays)
 
     for sizes in ([2], [], [4, -1]):

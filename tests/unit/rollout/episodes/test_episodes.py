@@ -5,28 +5,16 @@ from __future__ import annotations
 import collections
 import functools
 
-import numpy as np
-
 from cosmos_core.config.schema import EnvironmentConfig
 from cosmos_core.errors import DataError
-from cosmos_core.models.tokens import decided, token_array, tokens_payload, values
-from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated, Request, Sampling
+from cosmos_core.models.tokens import decided, tokens_payload, values
+from cosmos_core.protocols import EnvironmentCapabilities, Request, Sampling
 from cosmos_core.rollout.episodes.episode import Episodes
 from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened
-from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
+from cosmos_core.types import Message, Prompt, SampleStatus
+from tests.scripted import Handle, generated
 
 STOP = 9
-
-
-class Handle:
-    def __init__(self, request, samples):
-        self.request, self.samples = request, samples
-
-    def result(self, timeout_s=None):
-        return self.samples
-
-    def add_done_callback(self, callback):
-        callback(self)
 
 
 class Engine:
@@ -41,22 +29,7 @@ class Engine:
 
     def made(self, request):
         ids, version = (*self.turns.popleft(), 3)[:2] if self.turns else ([5, STOP], 3)
-        reason = FinishReason.STOP if ids[-1] == STOP else FinishReason.LENGTH
-        arrays = {
-            **request.prompt.arrays,
-            "completion": token_array(ids),
-            "logprobs": Array(dtype="float32", shape=(len(ids),), data=np.float32([-token for token in ids]).tobytes()),
-            "versions": token_array([version] * len(ids)),
-            # Of each unit but the last, which turn it was recorded in.
-            "routing": token_array([len(self.requests)] * (request.prompt.arrays["prompt"].shape[0] + len(ids) - 1)),
-        }
-        return Generated(
-            payload=Payload(kind="tokens", arrays=arrays),
-            reason=reason,
-            oldest_version=version,
-            newest_version=version,
-            num_units=len(ids),
-        )
+        return generated(request, ids, is_whole=ids[-1] == STOP, version=version, number=len(self.requests))
 
     def abort(self, names):
         self.aborted += names
