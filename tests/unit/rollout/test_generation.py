@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import collections
 import re
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -30,33 +29,15 @@ from cosmos_core.rollout.version_lock import VersionLock
 from cosmos_core.transport.directives import Lease
 from cosmos_core.transport.reports import GroupFailed, GroupFinished
 from cosmos_core.types import Array, Message, Payload, Prompt, SampleStatus
+from tests import scripted
 
 SCORED = Outcome(value=1.0, status=SampleStatus.OK)
 
 
-class Handle:
-    def __init__(self, request):
-        self.request = request
-        self.callbacks = []
-
-    def add_done_callback(self, callback):
-        self.callbacks.append(callback)
-
-    def result(self, timeout_s=None):
-        return self.results
-
+class Handle(scripted.Handle):
     def finish(self, reason=FinishReason.STOP):
-        arrays = {"prompt": self.request.prompt.arrays["prompt"]}
-        made = Generated(
-            payload=Payload(kind="tokens", arrays=arrays),
-            reason=reason,
-            oldest_version=1,
-            newest_version=1,
-            num_units=2,
-        )
-        self.results = [made] * self.request.sampling.num_samples
-        for callback in self.callbacks:
-            callback(self)
+        made = scripted.generated(self.request, [0], is_whole=True, version=1, number=0)
+        super().finish([attrs.evolve(made, reason=reason)] * self.request.sampling.num_samples)
 
 
 class Engine:
@@ -412,29 +393,9 @@ class Environments:
         self.asked[episode](Answered(episode=episode, **whole))
 
 
-class Talking(Handle):
-    """A handle whose samples are whole turns."""
-
-    def finish(self, reason=FinishReason.STOP):
-        token = Array(dtype="int32", shape=(1,), data=bytes(4))
-        logprob = Array(dtype="float32", shape=(1,), data=bytes(4))
-        arrays = {**self.request.prompt.arrays, "completion": token, "versions": token, "logprobs": logprob}
-        made = Generated(
-            payload=Payload(kind="tokens", arrays=arrays),
-            reason=reason,
-            oldest_version=1,
-            newest_version=1,
-            num_units=1,
-        )
-        self.results = [made] * self.request.sampling.num_samples
-        for callback in self.callbacks:
-            callback(self)
-
-
 @pytest.fixture
-def talk(monkeypatch):
+def talk():
     """A rig whose recipe has an environment."""
-    monkeypatch.setattr(sys.modules[__name__], "Handle", Talking)
     made = Fixture()
     environments = Environments()
     recipe = SimpleNamespace(**{**vars(made.generation._parts.recipe), "environment": GAME})
@@ -546,9 +507,7 @@ def test_what_is_denoised_has_no_length_and_its_media_are_kept(rig):
             num_units=0,
             media=media,
         )
-        handle.results = [made] * handle.request.sampling.num_samples
-        for callback in handle.callbacks:
-            callback(handle)
+        scripted.Handle.finish(handle, [made] * handle.request.sampling.num_samples)
     reports = {report.lease: report for report in rig.wait_reports(2)}
     assert (reports[7].media, reports[8].media) == ("", "media/step-1/row-4.png")
     # It has no words of its own.

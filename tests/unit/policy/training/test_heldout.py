@@ -26,22 +26,10 @@ from cosmos_core.protocols import ModelContext
 from cosmos_core.testing.worlds import run_world
 from cosmos_core.transport.directives import GroupRef, TrainOrder
 from cosmos_core.transport.reports import HeldOutLoss, StepDone
+from tests.tiny import QWEN3
 
 CPU = torch.device("cpu")
 LONGEST = 40
-QWEN3 = {
-    "model_type": "qwen3",
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": True,
-}
 
 
 def make_rows(number=9, *, seed=7):
