@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
-from cosmos_core.models.facts import matrices_of
-from cosmos_core.policy.publication import Publications
-from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.rollout import weights_sync
-from cosmos_core.rollout.relay import Relay
 from cosmos_core.rollout.serving.updates import LoadedWeights, Update
-from cosmos_core.rollout.version_lock import VersionLock
-from cosmos_core.rollout.weights_sync import WeightSync
-from cosmos_core.transport.directives import WeightTarget
 from cosmos_core.transport.reports import WeightsLoaded, WeightsRejected
-from cosmos_core.weights.publisher import WeightPublisher
-from cosmos_core.weights.receiver import WeightReceiver
-from cosmos_core.weights.shards import canonical_tensors
 from cosmos_core.weights.snapshot import Snapshot, view
+from tests.updates import Pair
 
 NAME = "model.layers.1.mlp.down_proj.weight"
 
@@ -30,61 +19,11 @@ def flip(tensor):
     tensor.detach().view(torch.uint8).flatten()[:1].bitwise_xor_(1)
 
 
-class Run:
-    """A publisher, and a replica that loads what it publishes."""
-
-    def __init__(self, kit, quantization, transport):
-        self.kit, self.form = kit, FORMATS.get(quantization)
-        self.trained = kit.reference(seed=7)
-        matrices = matrices_of(self.trained)
-        assert NAME in matrices
-        self.engine = kit.quantising_engine(self.trained, quantization)
-        self.reports, self.arrived, self.published = [], threading.Condition(), []
-        self.publisher = WeightPublisher("run")
-        self.publications = Publications(
-            self.publisher, torch.float32, self.published.append, form=self.form, matrices=matrices
-        )
-        self.receiver, self.version_lock = WeightReceiver(transport, run_id="run", host="here"), VersionLock()
-        self.sync = WeightSync(
-            self.engine,
-            self.receiver,
-            self.version_lock,
-            cache="keep",
-            in_flight_update=True,
-            report=self.report,
-            relay=Relay("run"),
-            relay_timeout_s=0.2,
-        )
-        self.sync.start()
-
-    def report(self, report):
-        with self.arrived:
-            self.reports.append(report)
-            self.arrived.notify_all()
-
+class Run(Pair):
     def wait(self, number):
         with self.arrived:
             assert self.arrived.wait_for(lambda: len(self.reports) >= number, 10), self.reports
         return self.reports[number - 1]
-
-    def publish(self, version):
-        self.publications.publish(version, canonical_tensors(self.trained))
-        self.publications.close()
-        (published,) = self.published
-        return WeightTarget(
-            version=version, digest=published.digest, sources=(self.publisher.endpoint,), hosts=("here",)
-        )
-
-    def expected_logprobs(self, generated):
-        """Of the trainer's weights as the replica holds them."""
-        self.kit.round_trip(self.trained, self.form)
-        return self.kit.plain_logprobs(self.trained, [4, 5], self.kit.completion(generated))
-
-    def close(self):
-        self.sync.close()
-        self.receiver.close()
-        self.publisher.close()
-        self.engine.shutdown()
 
 
 @pytest.fixture
