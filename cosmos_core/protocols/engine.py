@@ -180,6 +180,7 @@ class EngineStats:
         prompt_units: Units of prompts that were processed.
         cached_units: Those that were not, since an earlier request had left them in the cache.
         evicted_units: Units that gave way there to others.
+        preempted: Sequences that the cache had no more room for, each time that one waited again.
     """
 
     num_running: int
@@ -191,6 +192,7 @@ class EngineStats:
     weight_version: int
     cached_units: int = 0
     evicted_units: int = 0
+    preempted: int = 0
 
 
 @attrs.frozen(kw_only=True)

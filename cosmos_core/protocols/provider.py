@@ -59,6 +59,8 @@ class Preflight:
         outside_bytes: Of a GPU, what each process takes besides what plans count, and keeps while it sleeps.
         builds_on_host: Whether its first weights are made in the machine's memory, all of them, wherever it computes.
         kept_share: Of a run of dialogues, what it keeps of turns that ended beside the KV cache, as a share of it.
+        cache_bytes: Most that its KV cache takes in each process; 0: what all in flight need at their longest.
+        cache_key: The key of the recipe that says so.
     """
 
     problems: tuple[str, ...] = ()
@@ -71,6 +73,8 @@ class Preflight:
     outside_bytes: int = 0
     builds_on_host: bool = False
     kept_share: float = 0.0
+    cache_bytes: int = 0
+    cache_key: str = "rollout.engine.plugin"
 
 
 T_co = TypeVar("T_co", covariant=True)

@@ -310,6 +310,7 @@ class ReplicaMetrics:
             "prompt_units": stats.prompt_units,
             "cached_units": stats.cached_units,
             "evicted_units": stats.evicted_units,
+            "preempted": stats.preempted,
             "units_per_s": self._rate(stats.generated_units),
             "busy_s": stats.busy_s,
             "paused_s": stats.paused_s,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import torch
@@ -33,6 +34,8 @@ class SlotCache:
     Memory is held for the largest capacity so far and laid out anew for each: asking for it whenever the longest
     sequence changes would cost more than copying what is in it.
     """
+
+    page = 1
 
     def __init__(
         self, shapes: Mapping[int, LayerShape], *, num_slots: int, step: int, dtype: torch.dtype, device: torch.device
@@ -78,6 +81,10 @@ class SlotCache:
     def size_of(self, num_units: int) -> int:
         """Units of memory that so many units take where they are kept."""
         return num_units
+
+    def room(self, lengths: Iterable[int]) -> int:  # noqa: ARG002
+        """Units of memory that are left beside slots of such lengths: it has no bound."""
+        return sys.maxsize
 
     def keep(self, slot: int, num_units: int) -> list[torch.Tensor]:
         """A copy of the first units of a slot: they lie outside of all slots."""

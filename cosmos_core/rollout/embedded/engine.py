@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from cosmos_core.errors import EngineError
-from cosmos_core.protocols import CachePolicy, EngineContext, EngineStats, FinishReason, Model, TensorSlice
+from cosmos_core.protocols import CachePolicy, EngineContext, EngineStats, FinishReason, Model, Request, TensorSlice
 from cosmos_core.protocols.model import MoEModel, Record
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.protocols.vision import VisionModel
@@ -27,7 +27,7 @@ from cosmos_core.rollout.embedded.sampler import SlotNumbers, draw_next
 from cosmos_core.rollout.embedded.scheduler import Scheduler
 from cosmos_core.rollout.embedded.verification import install_attention
 from cosmos_core.rollout.serving.scoring import scoring_inputs
-from cosmos_core.rollout.serving.tokens import TokenEngine, TokenSequence
+from cosmos_core.rollout.serving.tokens import TokenEngine, TokenRequestState, TokenSequence
 from cosmos_core.rollout.serving.updates import LoadedWeights, Update, whole_layout
 from cosmos_core.types import Payload
 from cosmos_core.weights.shards import canonical_tensors, dtype_name
@@ -72,7 +72,10 @@ class EmbeddedEngine(TokenEngine):
             )
         self._num_tokens = int(module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
         sizes = {"step": options.cache_step, "longest": context.context_length}
-        self._cache = cache_for(calls, context.dtype, context.device, num_slots=context.max_in_flight, **sizes)
+        most = None if options.cache_gib is None else int(options.cache_gib * 2**30)
+        self._cache = cache_for(
+            calls, context.dtype, context.device, num_slots=context.max_in_flight, most_bytes=most, **sizes
+        )
         self._numbers = SlotNumbers(context.max_in_flight, self._vocabulary, context.device)
         self._prefixes = PrefixCache(self._cache, num_slots=context.max_in_flight, share=self._kept_share())
         self._scheduler = Scheduler(
@@ -81,6 +84,7 @@ class EmbeddedEngine(TokenEngine):
             self._prefixes,
             num_slots=context.max_in_flight,
             prefill_units=options.prefill_units,
+            shares_beginnings=context.dialogues,
         )
         self._recorder = Recorder.of(context.model, module)
         self._graphs = self._captured(dense_because(calls.values(), context.dtype, context.device))
@@ -98,13 +102,19 @@ class EmbeddedEngine(TokenEngine):
         """Graphs of steps that only decode, where there can be any; `dense` is why the cache is, if it is."""
         cache, graphs, lies, lacks = self._cache, None, f"dense, since {dense}", "the cache is dense"
         if isinstance(cache, PagedCache):
-            lies, lacks = f"in pages of {cache.page} units", ""
+            most = "" if cache.bound is None else f", {max(0, cache.bound - 1)} of them at most"
+            lies, lacks = f"in pages of {cache.page} units{most}", ""
             if not self._options.cuda_graphs:
                 lacks = "rollout.engine.options.cuda_graphs is false"
             elif self._recorder is not None:
                 lacks = "the model records its forwards"
             else:
                 graphs = DecodeGraphs(self._runner, cache, self._numbers, self._context.max_in_flight)
+        elif self._options.cache_gib is not None and self._context.device.type != "cpu":
+            raise EngineError(
+                f"rollout.engine.options.cache_gib: {self._options.cache_gib:g} bounds a cache in pages, and that of "
+                f"this model is dense, since {dense}; leave it out, and lower rollout.max_in_flight"
+            )
         decoded = f"launched kernel by kernel, since {lacks}" if lacks else "replayed as CUDA graphs"
         _LOG.info("the KV cache is %s; steps that only decode are %s", lies, decoded)
         return graphs
@@ -122,7 +132,21 @@ class EmbeddedEngine(TokenEngine):
 
     def stats(self) -> EngineStats:
         """Counters and gauges."""
-        return attrs.evolve(super().stats(), evicted_units=self._prefixes.evicted_units)
+        return attrs.evolve(
+            super().stats(), evicted_units=self._prefixes.evicted_units, preempted=self._scheduler.num_preempted
+        )
+
+    def _admit(self, request: Request) -> TokenRequestState:
+        parent, cache = super()._admit(request), self._cache
+        if isinstance(cache, PagedCache) and cache.bound is not None:
+            needed, most = cache.size_of(parent.longest) // cache.page, max(0, cache.bound - 1)
+            if needed > most:
+                raise EngineError(
+                    f"request {request.request_id!r}: a prompt of {parent.num_prompt} and a completion of up to "
+                    f"{request.sampling.max_units} units need {needed} pages of {cache.page} units, and "
+                    f"rollout.engine.options.cache_gib = {self._options.cache_gib:g} holds {most}; raise it"
+                )
+        return parent
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -135,7 +159,7 @@ class EmbeddedEngine(TokenEngine):
         if self._prompts is not None:
             self._prompts.retain(plan)
         self._prompted += len(plan.chunk_tokens)
-        self._reused += sum(kept.num_units for _, kept in plan.resumed)
+        self._reused += plan.num_reused
         if drawn_2R is not None:
             # The only wait for the device in a step that feeds no prompt.
             tokens, logprobs = (row[: len(plan.drawn)] for row in drawn_2R.tolist())

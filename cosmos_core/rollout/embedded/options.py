@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import attrs
+from attrs import validators as check
 
-from cosmos_core.config.schema import FRACTION, POSITIVE, option
+from cosmos_core.config.schema import ABOVE_ZERO, FRACTION, POSITIVE, option
 from cosmos_core.protocols import Model, PlannedRun, Preflight
 from cosmos_core.protocols.model import MoEModel
 
@@ -22,6 +23,12 @@ class EmbeddedOptions:
     )
     cache_step: int = option(
         32, help="The width of a dense KV cache changes by this many units per sequence.", validator=POSITIVE
+    )
+    cache_gib: float | None = option(
+        None,
+        help="Largest KV cache, in GiB, where it is in pages (on GPUs): while `rollout.max_in_flight` sequences do not "
+        "fit, fewer are in flight. Absent: it has room for all of them at their longest.",
+        validator=check.optional(ABOVE_ZERO),
     )
     prefix_cache: float = option(
         0.5,
@@ -48,8 +55,12 @@ def preflight(options: EmbeddedOptions, planned: PlannedRun) -> Preflight:
     if planned.facts.attends_pluggably:
         # On GPUs the cache itself has room for it.
         is_gpu = planned.device == "cuda" or (planned.device == "auto" and planned.has_gpu)
-        kept_share = 0.0 if is_gpu else options.prefix_cache
-        return Preflight(problems=tuple(problems(options, planned.model)), kept_share=kept_share)
+        return Preflight(
+            problems=tuple(problems(options, planned.model)),
+            kept_share=0.0 if is_gpu else options.prefix_cache,
+            cache_bytes=0 if planned.device == "cpu" else int((options.cache_gib or 0) * 2**30),
+            cache_key="rollout.engine.options.cache_gib",
+        )
     problem = (
         "rollout.engine.plugin: 'embedded' decodes through transformers' attention interface, and not all layers of "
         f"{planned.facts.architecture} are known to attend through it; take another engine, or train on demonstrations "

@@ -6,6 +6,7 @@ heads, K key-value heads, D head dim; R rows of a cache whose pages and units ar
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,13 +31,21 @@ def dense_because(calls: Iterable[Call], dtype: torch.dtype, device: torch.devic
 
 
 def cache_for(
-    calls: Mapping[int, Call], dtype: torch.dtype, device: torch.device, *, num_slots: int, step: int, longest: int
+    calls: Mapping[int, Call],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    num_slots: int,
+    step: int,
+    longest: int,
+    most_bytes: int | None = None,
 ) -> SlotCache | PagedCache:
-    """The cache that a model's layers and the device can have: in pages if possible."""
+    """The cache that a model's layers and the device can have: in pages if possible, of so many bytes at most."""
     shapes = {layer: call.shape for layer, call in calls.items()}
     if dense_because(calls.values(), dtype, device):
         return SlotCache(shapes, num_slots=num_slots, step=step, dtype=dtype, device=device)
-    return PagedCache(shapes, num_slots=num_slots, longest=longest, dtype=dtype, device=device)
+    sizes = {"num_slots": num_slots, "longest": longest}
+    return PagedCache(shapes, dtype=dtype, device=device, most_bytes=most_bytes, **sizes)
 
 
 def step_over(
@@ -54,8 +63,11 @@ class PagedCache:
     Slots that hold the same units share the pages which these fill. Memory follows need: it grows by half, and only
     `clear` gives it back. Page 0 is nobody's: entries of the table that mean nothing lead there.
 
+    With `most_bytes` there are no more pages than these hold; whoever fills slots asks for `room` before.
+
     Attributes:
         page: P. Without `varlen.reads_tables` a slot's only page has room for the longest sequence.
+        bound: Most pages, with page 0; None: as many as all slots need at their longest.
         layers: Keys and values of each layer.
         table: int32 [S, W]: pages of each slot, on the device; always the same memory.
         generation: Another one once `layers` lie in other memory.
@@ -72,9 +84,12 @@ class PagedCache:
         longest: int,
         dtype: torch.dtype,
         device: torch.device,
+        most_bytes: int | None = None,
     ) -> None:
         whole = longest + -longest % varlen.PAGE
         self.page = varlen.PAGE if varlen.reads_tables() else whole
+        values = sum(shape.num_heads * (shape.key_dim + shape.value_dim) for shape in shapes.values())
+        self.bound = None if most_bytes is None else most_bytes // (values * dtype.itemsize * self.page)
         self._most = 1
         self._held = np.zeros((num_slots, whole // self.page), np.int32)
         self.table = torch.zeros(self._held.shape, dtype=torch.int32, device=device)
@@ -95,7 +110,8 @@ class PagedCache:
         pages which its units fill; the rest of them is copied within the step (`copies`). What is kept of a sequence is
         the slot's that starts from it.
         """
-        self._most = max(self._most, 1 + len(self._pages) * (self.size_of(plan.longest) // self.page))
+        most = 1 + len(self._pages) * (self.size_of(plan.longest) // self.page)
+        self._most = max(self._most, most if self.bound is None else min(most, self.bound))
         for slot, kept in plan.resumed:
             self._append(slot, kept.held)
             self.drop(kept.held)
@@ -138,6 +154,18 @@ class PagedCache:
     def size_of(self, num_units: int) -> int:
         """Units of memory that so many units take: whole pages."""
         return num_units + -num_units % self.page
+
+    def room(self, lengths: Iterable[int]) -> int:
+        """Units of memory that are left once slots 0, 1, … have such lengths; below 0 if they cannot all have them.
+
+        What is kept of sequences that ended counts as left: it gives way.
+        """
+        if self.bound is None:
+            return sys.maxsize
+        slots = zip(lengths, self._pages, strict=False)
+        held = [max(self.size_of(length), self.page * len(pages)) for length, pages in slots]
+        num_shared = sum(map(len, self._pages)) - np.count_nonzero(np.bincount(self._held[: len(held)].ravel())[1:])
+        return self.page * (self.bound - 1 + int(num_shared)) - sum(held)
 
     def keep(self, slot: int, num_units: int) -> list[int]:
         """Pages with the first units of a slot, which stay when it has other ones."""

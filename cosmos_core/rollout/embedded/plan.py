@@ -42,6 +42,7 @@ class Kept:
         size: Units of memory that these take.
         held: The keys and values, as the cache keeps them.
         records: What forwards recorded of these units, by name.
+        prefix_load: That of the sequence.
     """
 
     tokens: bytes
@@ -49,6 +50,7 @@ class Kept:
     size: int
     held: Any
     records: Mapping[str, torch.Tensor]
+    prefix_load: int
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -63,6 +65,7 @@ class Plan:
         offsets: What the positions of each chunk's units have on their places.
         forks: Slots that start from what another holds.
         resumed: Slots that start from what is kept of a sequence that has ended.
+        num_reused: Units of prompts that slots took over from other requests.
         drawn: The sequences that draw a unit, in slots 0, 1, …
         logit_rows: For each of `drawn` its row among the logits kept; None where row i is that of `drawn[i]`.
         kept: Token of the step whose logits are kept, for each chunk that draws.
@@ -76,6 +79,7 @@ class Plan:
     chunks: tuple[Chunk, ...] = ()
     forks: tuple[Fork, ...] = ()
     resumed: tuple[tuple[int, Kept], ...] = ()
+    num_reused: int = 0
     sequences: list[TokenSequence] = attrs.field(factory=list)
     chunk_tokens: list[int] = attrs.field(factory=list)
     offsets: list[int] = attrs.field(factory=list)

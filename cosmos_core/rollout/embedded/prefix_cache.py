@@ -53,21 +53,30 @@ class PrefixCache:
             self.evict()
         self._size += size
         held = self._cache.keep(sequence.slot, num_units)
-        ids = _ids(sequence)
-        self._kept.append(Kept(tokens=ids, num_units=num_units, size=size, held=held, records=sequence.records))
+        self._kept.append(
+            Kept(
+                tokens=_ids(sequence),
+                num_units=num_units,
+                size=size,
+                held=held,
+                records=sequence.records,
+                prefix_load=sequence.prefix_load,
+            )
+        )
 
-    def take(self, sequence: TokenSequence) -> Kept | None:
-        """Take out the longest one that a sequence, about to be placed, begins with."""
+    def find(self, sequence: TokenSequence) -> Kept | None:
+        """The longest one that a sequence begins with."""
         if not self._kept or sequence.parent.conditioning is not None:
             return None
         ids = _ids(sequence)
-        found = max(
+        return max(
             filter(lambda kept: ids.startswith(kept.tokens), self._kept), key=lambda k: k.num_units, default=None
         )
-        if found is not None:
-            self._kept.remove(found)
-            self._size -= found.size
-        return found
+
+    def take(self, kept: Kept) -> None:
+        """Take it out, for a sequence that goes on with it."""
+        self._kept.remove(kept)
+        self._size -= kept.size
 
     def evict(self) -> bool:
         """Let the oldest one go; False if there is none."""

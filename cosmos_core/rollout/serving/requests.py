@@ -102,6 +102,11 @@ class RequestState(Generic[S]):
         raise NotImplementedError
 
 
+def place_of(sample: Sample) -> tuple[int, int, int]:
+    """The place of a sample among others: by priority, then by arrival."""
+    return sample.parent.request.priority, sample.parent.number, sample.index
+
+
 class WaitingQueue(Generic[S]):
     """The samples that wait, in the order in which they enter."""
 
@@ -114,8 +119,7 @@ class WaitingQueue(Generic[S]):
     def add(self, samples: Iterable[S]) -> None:
         """Let samples wait; one that was set back keeps its place among the others."""
         for sample in samples:
-            parent = sample.parent
-            heapq.heappush(self._heap, (parent.request.priority, parent.number, sample.index, sample))
+            heapq.heappush(self._heap, (*place_of(sample), sample))
 
     def first(self) -> S:
         """The sample whose turn it is; there must be one."""

@@ -92,7 +92,7 @@ class TokenSequence:
         spans: (first generated unit, weight version), ascending.
         slot: Its row of the cache; -1 while it waits or when it is finished.
         cached: Units in the cache, while it is in a slot but not decoding yet.
-        prefix_version: Weight version under which its prompt was cached.
+        prefix_load: Number of the load of weights under which the beginning of its cache was computed.
         origin: The sample whose computation of the prompt is in its slot; itself, or one that it was copied from.
         records: What forwards recorded, by name: for each unit, in order (see `records`).
         reason: Why it ended; None while it goes on.
@@ -105,7 +105,7 @@ class TokenSequence:
     spans: list[tuple[int, int]] = attrs.field(factory=list)
     slot: int = -1
     cached: int = 0
-    prefix_version: int = -1
+    prefix_load: int = -1
     origin: TokenSequence | None = None
     records: dict[str, torch.Tensor] = attrs.field(factory=dict)
     reason: FinishReason | None = None
@@ -177,6 +177,14 @@ class TokenRequestState(RequestState[TokenSequence]):
     def num_prompt(self) -> int:
         """Units of the prompt."""
         return len(self.prompt)
+
+    def common(self, other: TokenRequestState) -> int:
+        """Units that both prompts begin with."""
+        if self is other:
+            return self.num_prompt
+        size = min(self.num_prompt, other.num_prompt)
+        differs_N = prompt_ids(self.request.prompt)[:size] != prompt_ids(other.request.prompt)[:size]
+        return int(differs_N.argmax()) if differs_N.any() else size
 
     @property
     def longest(self) -> int:

@@ -19,6 +19,7 @@ from cosmos_core.policy.mesh.layout import cut_bytes, misfits, rollout_misfits
 from cosmos_core.protocols import AlgorithmCapabilities, EngineCapabilities, ModelCapabilities
 from cosmos_core.protocols.quantization import FORMATS
 from cosmos_core.run.planning.frozen import misplaced, unanswered
+from cosmos_core.run.planning.memory import cache_bytes
 from cosmos_core.run.planning.parts import Measured, Parts
 
 
@@ -77,7 +78,7 @@ def problems(recipe: Recipe, parts: Parts) -> list[str]:
         if kind == "adamw-8bit" and find_spec("torchao") is None
     ]
     if parts.engine is not None:
-        for look in (_payload_kinds, _media, _quantization, _ranks):
+        for look in (_payload_kinds, _media, _quantization, _ranks, _cache):
             found += look(recipe, parts, parts.engine)
     found += parts.unmet
     if recipe.critic is not None and not parts.model.features:
@@ -288,6 +289,17 @@ def _quantization(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> I
             f"{parts.facts.architecture} that it could be for (ModelFacts.matrices); set it to 'none'"
         )
     yield from cut_bytes(recipe.policy.mesh.tp, parts.facts, FORMATS[wanted])
+
+
+def _cache(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:
+    """A KV cache that does not hold the longest sequence."""
+    most, key, gib = parts.preflight.cache_bytes, parts.preflight.cache_key, 1 << 30
+    needed = cache_bytes(recipe, parts.facts, parts.measured.longest_prompt, engine, 1)
+    if 0 < most < needed:
+        yield (
+            f"{key}: {most / gib:.3g} GiB do not hold one sequence at its longest, which needs {needed / gib:.3g}; "
+            "raise it"
+        )
 
 
 def _ranks(recipe: Recipe, parts: Parts, engine: EngineCapabilities) -> Iterator[str]:

@@ -130,7 +130,7 @@ def memory_by_pool(plan: Plan) -> dict[str, tuple[RankMemory, ...]]:
     found = {"policy": policy}
     if plan.job.uses_rollouts:
         engine = plan.parts.engine or EngineCapabilities()
-        parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt, engine, told.kept_share)
+        parts = rollout_memory(recipe, facts, plan.parts.measured.longest_prompt, engine, told)
         count = world_size(recipe.rollout.mesh)
         # New weights wait in the machine's memory until they are copied, unless they are read where they are published.
         is_local = recipe.launch.launcher == LaunchConfig().launcher

@@ -24,7 +24,7 @@ from cosmos_core.config.schema import PolicyConfig, Recipe
 from cosmos_core.models.parallel.offload import BLOCK_BYTES
 from cosmos_core.models.parallel.stages import layer_spans, stage_indices
 from cosmos_core.policy.mesh.layout import STAGES_PER_RANK
-from cosmos_core.protocols import EngineCapabilities, ModelFacts
+from cosmos_core.protocols import EngineCapabilities, ModelFacts, Preflight
 from cosmos_core.protocols.facts import Compute, ModelPart
 from cosmos_core.protocols.frozen import FrozenRole
 from cosmos_core.protocols.quantization import FORMATS
@@ -448,29 +448,40 @@ def longest_sample(recipe: Recipe, context_length: int, longest_prompt: int) -> 
     return min(context_length, longest_prompt + recipe.rollout.sampling.max_units)
 
 
-def rollout_memory(
-    recipe: Recipe, facts: ModelFacts, longest_prompt: int, engine: EngineCapabilities, kept_share: float = 0.0
-) -> dict[str, int]:
-    """Bytes of each process of one rollout replica by part; `kept_share` is `Preflight.kept_share`.
-
-    The cache is an upper bound: every sequence in flight at its longest. An engine that computes with codes, rather
-    than with what they stand for, needs less for parameters. Of an engine that denoises the latents of samples in
-    flight are counted; its text encoder, its autoencoder and what is inside a forward are not.
-    """
-    item_size, tp = ITEM_SIZES[recipe.rollout.precision], recipe.rollout.mesh.tp
-    if facts.latent_size:
-        latents = IN_FLIGHT_COPIES * 4 * facts.latent_size * recipe.rollout.max_in_flight
-        return {"parameters": item_size * facts.num_parameters, "latents in flight": latents}
-    units = longest_sample(recipe, facts.context_length, longest_prompt)
+def cache_bytes(
+    recipe: Recipe, facts: ModelFacts, longest_prompt: int, engine: EngineCapabilities, in_flight: int
+) -> int:
+    """Bytes of the KV cache that so many sequences take in each process, all at their longest."""
+    item_size, tp, page = ITEM_SIZES[recipe.rollout.precision], recipe.rollout.mesh.tp, engine.cache_page
     # Each has all of what is compressed; else its heads, or one that several processes have if heads are too few.
     values, share = facts.compressed_cache_size if engine.compresses_cache else 0, 1.0
     if not values:
         values = facts.cache_size or 2 * facts.num_layers * facts.hidden_size
         share = max(1 / tp, *(1 / heads for part in facts.parts for heads in part.head_parameters), 0.0)
-    is_gpu, in_flight, page = recipe.rollout.device != "cpu", recipe.rollout.max_in_flight, engine.cache_page
+    units = longest_sample(recipe, facts.context_length, longest_prompt)
     # In pages, whole ones, and one that no sequence has.
-    units = in_flight * (units + -units % page) + page if is_gpu and page > 1 else in_flight * units
-    cache = math.ceil(values * share) * item_size * units
+    is_paged = recipe.rollout.device != "cpu" and page > 1
+    units = in_flight * (units + -units % page) + page if is_paged else in_flight * units
+    return math.ceil(values * share) * item_size * units
+
+
+def rollout_memory(
+    recipe: Recipe, facts: ModelFacts, longest_prompt: int, engine: EngineCapabilities, told: Preflight | None = None
+) -> dict[str, int]:
+    """Bytes of each process of one rollout replica by part; `told` is what its engine says of the run.
+
+    The cache is an upper bound: every sequence in flight at its longest, or what the engine has at most. One that
+    computes with codes, rather than with what they stand for, needs less for parameters. Of one that denoises, latents
+    in flight are counted; its text encoder, its autoencoder and what is inside a forward are not.
+    """
+    item_size, tp = ITEM_SIZES[recipe.rollout.precision], recipe.rollout.mesh.tp
+    if facts.latent_size:
+        latents = IN_FLIGHT_COPIES * 4 * facts.latent_size * recipe.rollout.max_in_flight
+        return {"parameters": item_size * facts.num_parameters, "latents in flight": latents}
+    is_gpu, in_flight, told = recipe.rollout.device != "cpu", recipe.rollout.max_in_flight, told or Preflight()
+    cache = cache_bytes(recipe, facts, longest_prompt, engine, in_flight)
+    cache = min(cache, told.cache_bytes or cache)
+    kept = math.ceil(told.kept_share * cache)
     logits = 2 * 4 * in_flight * facts.vocab_size
     codes = quantised_bytes(recipe, facts)
     split = sum(part.count * (part.num_parameters - num_whole(part, tp)) for part in facts.parts)
@@ -478,7 +489,7 @@ def rollout_memory(
         "parameters": item_size * (facts.num_parameters - split + math.ceil(split / tp)),
         **({CODES: codes} if codes else {}),
         CACHE: cache,
-        **({"prefix cache (at most)": math.ceil(kept_share * cache)} if kept_share and recipe.has_dialogues else {}),
+        **({"prefix cache (at most)": kept} if kept and recipe.has_dialogues else {}),
         "logits (estimate)": logits,
         **({"decode graphs (estimate)": logits} if is_gpu and engine.replays_steps else {}),
     }

@@ -131,7 +131,7 @@ PLANTED = {
         def _apply(self, update, cache):
             digest = super()._apply(update, cache)
             for sample in self._scheduler._running:
-                sample.prefix_version = update.version
+                sample.prefix_load = self._scheduler._loads
             return digest
         """,
     ),

@@ -40,6 +40,8 @@ def preflight(options: VllmOptions, planned: PlannedRun) -> Preflight:
         gpu_share_key="rollout.engine.options.memory_share",
         outside_bytes=_COMPILED_BYTES if options.compile else 0,
         builds_on_host=True,
+        cache_bytes=int(options.cache_gib * 2**30) if planned.device == "cpu" else 0,
+        cache_key="rollout.engine.options.cache_gib",
     )
 
 

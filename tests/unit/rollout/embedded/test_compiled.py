@@ -122,7 +122,8 @@ def test_it_is_refused_when_planned_where_it_cannot_be_had(kit, make):
     assert preflight(compiles, planned).problems == ()
     for device, has_gpu, share in [("cpu", True, 0.25), ("auto", False, 0.25), ("auto", True, 0), ("cuda", False, 0)]:
         there = attrs.evolve(planned, device=device, has_gpu=has_gpu)
-        assert preflight(EmbeddedOptions(prefix_cache=0.25), there).kept_share == share
+        told = preflight(EmbeddedOptions(prefix_cache=0.25, cache_gib=0.5), there)
+        assert (told.kept_share, told.cache_bytes) == (share, 0 if device == "cpu" else 2**29)
     model.records = lambda: [Record(name="experts", dtype="int32", shape=(2, 1), option="model.options.replay")]
     model.record = lambda module: dict
     model.counters, model.after_step = lambda module: (), lambda module: {}

@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
+from cosmos_core.errors import EngineError
 from cosmos_core.models.attention import varlen
+from cosmos_core.protocols import FinishReason
 from cosmos_core.protocols.model import Record
 from cosmos_core.rollout.embedded import graphs, interface
 from cosmos_core.rollout.embedded.cache import LayerShape
@@ -17,6 +19,7 @@ from cosmos_core.rollout.embedded.interface import Call, Variant, step_context
 from cosmos_core.rollout.embedded.paged import PagedCache, PagedStep, dense_because
 from cosmos_core.rollout.embedded.plan import Chunk, Fork, Plan
 from cosmos_core.rollout.embedded.plugin import cosmos_engine
+from cosmos_core.rollout.serving.requests import place_of
 from tests.unit.models.attention.flash import pages_on_cpus
 from tests.unit.rollout.embedded.capture import StandIn
 
@@ -40,29 +43,36 @@ def model(kit):
     return kit.FakeModel(Qwen3Config(**kit.SHAPE, **kinds, tie_word_embeddings=True), stop_ids=stops)
 
 
-def served(kit, engine, monkeypatch):
-    """Tokens and log-probs of groups over updates that keep the cache and compute it anew, and over a sleep."""
+def mixed(kit):
+    """Requests of groups and of single samples, drawn in several ways."""
     prompts = [*kit.ragged(10, low=1, high=30), *kit.ragged(2, low=50, high=60), [5]]
     kinds = [{}, {"temperature": 0.7}, {"top_k": 9, "top_p": 0.9}]
-    requests = [
+    return [
         kit.request(i, prompt, seed=i, num_samples=1 + 3 * i % 5, max_units=12 + 2 * i, **kinds[i % 3])
         for i, prompt in enumerate(prompts)
     ]
+
+
+def served(kit, engine, monkeypatch):
+    """Tokens and log-probs of groups over updates that keep the cache and compute it anew, and over a sleep."""
     with monkeypatch.context() as patches:
         pauses = [
             kit.pause_when(patches, lambda engine, units=units: engine.stats().generated_units >= units)
             for units in (60, 150, 240)
         ]
-        handles = engine.submit(requests)
+        handles = engine.submit(mixed(kit))
         for version, paused in enumerate(pauses, 1):
             assert paused.wait(60)
             if version == 3:
                 engine.sleep()
                 engine.wake()
-            module = engine._context.model.build(seed=version, dtype=torch.float64, device=torch.device("cpu"))
-            kit.load(engine, module, version=version, cache="recompute" if version == 2 else "keep")
+            kit.load(engine, changed(engine, version), version=version, cache="recompute" if version == 2 else "keep")
             engine.resume()
         return [each for handle in handles for each in handle.result(60)]
+
+
+def changed(engine, version):
+    return engine._context.model.build(seed=version, dtype=torch.float64, device=torch.device("cpu"))
 
 
 def assert_alike(kit, found, expected):
@@ -89,6 +99,89 @@ def test_pages_and_graphs_generate_what_the_dense_cache_does(kit, make, monkeypa
     assert counts["pools"] > 3
     assert counts["streams"] == 1
     assert counts["replays"] > counts["captures"] > 5
+
+
+NUM_PAGES = 16
+FEW_PAGES = (1 + NUM_PAGES) * PAGE * 2 * 2 * 16 * 8 / 2**30
+"""GiB of so many pages, and one beside them: 2 layers of 2 heads of 8 values, keys and values, in float64."""
+
+
+def set_back(engine):
+    """Samples that wait with units that they have generated."""
+    return [entry[-1] for entry in engine._scheduler._waiting._heap if entry[-1].num_generated]
+
+
+@pytest.fixture
+def scarce(kit, make, monkeypatch, counts):
+    """An engine with few pages, of which it never has more, and the event of its pause once samples were set back."""
+    prepare = PagedCache.prepare
+
+    def few(cache, plan):
+        prepare(cache, plan)
+        assert cache.bound is None or len(cache._counts) <= cache.bound == 1 + NUM_PAGES
+
+    monkeypatch.setattr(PagedCache, "prepare", few)
+    with pages_on_cpus(PAGE):
+        paused = kit.pause_when(monkeypatch, lambda engine: len(set_back(engine)) >= 2)
+        yield make(model(kit), **OPTIONS, cache_gib=FEW_PAGES), paused
+
+
+def assert_given_back(engine):
+    engine._prefixes.clear()
+    assert not any(engine._cache._pages)
+    assert sorted(engine._cache._free) == list(range(1, len(engine._cache._counts)))
+    assert (engine.stats().num_running, engine.stats().num_waiting) == (0, 0)
+
+
+def test_sequences_without_room_wait_and_go_on_where_they_were(kit, make, scarce):
+    """All but what is aborted while it is set back are what they are in a cache without a bound."""
+    engine, paused = scarce
+    handles = engine.submit(mixed(kit))
+    assert paused.wait(60)
+    gone = set_back(engine)[0]
+    assert max(map(place_of, engine._scheduler._running)) < min(map(place_of, set_back(engine)))
+    engine.abort([gone.parent.request.request_id])
+    engine.resume()
+    whole = make(model(kit), **OPTIONS)
+    for handle, expected in zip(handles, whole.submit(mixed(kit)), strict=True):
+        found, afresh = handle.result(60), expected.result(60)
+        if handle.request.request_id != gone.parent.request.request_id:
+            assert_alike(kit, found, afresh)
+            continue
+        cut, other = found[gone.index], afresh[gone.index]
+        assert cut.reason is FinishReason.ABORTED
+        assert kit.completion(cut) == kit.completion(other)[: gone.num_generated] != []
+        np.testing.assert_allclose(kit.logprobs(cut), kit.logprobs(other)[: gone.num_generated], atol=1e-5, rtol=0)
+    assert (engine.stats().preempted > 2, whole.stats().preempted) == (True, 0)
+    assert_given_back(engine)
+    with pytest.raises(EngineError, match=r"'long': a prompt of 90 and .* need 18 pages of 8 units, and .* holds 16"):
+        make(model(kit), **{**OPTIONS, "context_length": 200}, cache_gib=FEW_PAGES).submit(
+            [kit.request("long", [5] * 90, max_units=50)]
+        )
+
+
+@pytest.mark.parametrize("cache", ["keep", "recompute"])
+def test_what_is_set_back_under_an_update_has_the_units_that_it_had(kit, scarce, cache):
+    engine, paused = scarce
+    handles = engine.submit([each for each in mixed(kit) if not each.sampling.top_k])
+    assert paused.wait(60)
+    before = {each: (each.tokens[:], each.logprobs[:]) for state in engine._in_flight() for each in state.samples}
+    modules = [changed(engine, version) for version in (1, 2)]
+    kit.load(engine, modules[1], version=1, cache=cache)
+    engine.resume()
+    for handle in handles:
+        prompt = np.frombuffer(handle.request.prompt.arrays["prompt"].data, np.int32).tolist()
+        for made in handle.result(60):
+            own, versions = kit.completion(made), np.array(kit.versions(made))
+            temperature = handle.request.sampling.temperature
+            old, new = (kit.plain_logprobs(each, prompt, own, temperature=temperature) for each in modules)
+            expected = np.where(versions == 1, new, old)
+            at = slice(None) if cache == "recompute" else versions == 0
+            np.testing.assert_allclose(kit.logprobs(made)[at], expected[at], atol=2e-5, rtol=0)
+    for sample, (tokens, logprobs) in before.items():
+        assert (sample.tokens[: len(tokens)], sample.logprobs[: len(logprobs)]) == (tokens, logprobs)
+    assert engine.stats().preempted > 2
+    assert_given_back(engine)
 
 
 def test_there_are_graphs_for_one_row_up_to_all():

@@ -41,13 +41,13 @@ def lies(request, monkeypatch):
 
 @pytest.fixture
 def talking(kit, make):
-    def start(*, prefix_cache=1.0, records=False, **options):
+    def start(*, prefix_cache=1.0, records=False, dialogues=True, **options):
         model = kit.FakeModel(stop_ids=frozenset(range(0, kit.VOCABULARY, 16)))
         if records:
             model.records = lambda: [Record(name="fed", dtype="int64", shape=(), option="model.options.replay")]
             model.record, model.counters, model.after_step = fed, lambda _: (), lambda _: {}
         sizes = {"max_in_flight": 12, "context_length": 136, "prefill_units": 40, "dtype": torch.float64, **options}
-        return make(model, dialogues=True, prefix_cache=prefix_cache, **sizes)
+        return make(model, dialogues=dialogues, prefix_cache=prefix_cache, **sizes)
 
     return start
 
@@ -146,6 +146,36 @@ def test_nothing_is_reused_that_older_weights_computed_unless_the_cache_is_kept(
         assert engine.stats().cached_units == before
 
 
+@pytest.mark.parametrize("budget", [2048, 40])
+def test_a_beginning_of_prompts_in_flight_is_processed_once_under_each_weights(kit, talking, lies, monkeypatch, budget):
+    """Of three prompts that are one, three that are longer, three that differ later, and one that is shorter."""
+    begin, ends = kit.ragged(1, low=60, high=61, seed=4)[0], kit.ragged(6, low=1, high=9, seed=5)
+    prompts = [begin] * 3 + [[*begin, *end] for end in ends[:3]] + [[*begin[:50], *end] for end in ends[3:]]
+    prompts.append(begin[:44])
+    afresh, engine = talking(dialogues=False, prefill_units=budget), talking(prefill_units=budget)
+    assert_alike(kit, (made := turn(kit, engine, 0, prompts)), turn(kit, afresh, 0, prompts))
+    before = engine.stats()
+    assert before.prompt_units + before.cached_units == sum(map(len, prompts))
+    # The shorter one feeds its last unit: it draws from that.
+    assert before.prompt_units == len(begin) + sum(map(len, ends)) + 1
+    # What is in flight over the old weights is no beginning of others, nor are turns that go on over it.
+    paused = kit.pause_when(monkeypatch, lambda engine: engine.stats().generated_units > before.generated_units + 2)
+    (old,) = engine.submit([kit.request("old", begin, max_units=60, seed=4, num_samples=2)])
+    assert paused.wait(20)
+    for loaded in (engine, afresh):
+        module = loaded._context.model.build(seed=2, dtype=torch.float64, device=torch.device("cpu"))
+        kit.load(loaded, module, version=0, cache="keep")
+    (held,) = engine.submit([kit.request("held", next_turn(kit, made[3], 1), max_units=30, seed=5)])
+    assert not old.is_done
+    begun = engine.stats()
+    engine.resume()
+    assert_alike(kit, turn(kit, engine, 1, prompts), turn(kit, afresh, 1, prompts))
+    (goes_on,) = held.result(20)
+    assert old.result(20)
+    fed = goes_on.payload.arrays["prompt"].shape[0] - len(prompts[3]) - made[3].num_units + 1
+    assert engine.stats().prompt_units == begun.prompt_units + before.prompt_units + fed
+
+
 def test_records_of_units_that_were_kept_come_along(kit, talking, lies):
     for made in play(kit, talking(records=True)):
         for each in made:
@@ -175,6 +205,28 @@ def test_what_is_kept_gives_way_and_is_counted(kit, talking, lies):
         assert len(cache._counts) <= 1 + 12 * cache.size_of(most) // cache.page
         engine._prefixes.clear()
         assert sorted(cache._free) == list(range(1, len(cache._counts)))
+
+
+@pytest.mark.parametrize("lies", ["pages"], indirect=True)
+def test_dialogues_in_few_pages_are_what_they_are_in_many(kit, talking, lies, monkeypatch):
+    """Turns that are kept give way first, then sequences in flight; prompts share beginnings all the while."""
+    begin, prepare = kit.ragged(1, low=34, high=35, seed=4)[0], PagedCache.prepare
+
+    def bounded(cache, plan):
+        prepare(cache, plan)
+        assert cache.bound is None or len(cache._counts) <= cache.bound == 22
+
+    monkeypatch.setattr(PagedCache, "prepare", bounded)
+    afresh, engine = talking(prefix_cache=0.0), talking(cache_gib=22 * PAGE * 2 * 2 * 16 * 8 / 2**30)
+    made, others = ([[*begin, *end] for end in kit.ragged(12, low=2, high=30)] for _ in range(2))
+    for number in range(4):
+        made, others = (turn(kit, each, number, asked) for each, asked in ((engine, made), (afresh, others)))
+        assert_alike(kit, made, others)
+        made, others = ([next_turn(kit, each, number) for each in reversed(asked)] for asked in (made, others))
+    stats, cache = engine.stats(), engine._cache
+    assert min(stats.preempted, stats.evicted_units, stats.cached_units) > 0
+    engine._prefixes.clear()
+    assert sorted(cache._free) == list(range(1, len(cache._counts)))
 
 
 def test_only_a_prompt_that_begins_with_all_tokens_of_a_text_that_ended_goes_on(kit, talking, monkeypatch):
@@ -209,8 +261,8 @@ def test_tokens_do_not_say_what_an_image_shows(kit):
     image = attrs.evolve(text, conditioning=object())
     for ended, begun in ((image, text), (image, image), (text, image)):
         prefixes.keep(ended.samples[0])
-        assert prefixes.take(begun.samples[0]) is None
-    assert prefixes.take(text.samples[0]) is not None
+        assert prefixes.find(begun.samples[0]) is None
+    assert prefixes.find(text.samples[0]) is not None
 
 
 def test_what_runs_has_pages_before_what_is_kept():

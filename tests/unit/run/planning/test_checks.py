@@ -176,6 +176,10 @@ def test_what_cannot_run_is_named_with_its_key(monkeypatch):
     assert found[-1] == "rollout.precision: no"
     assert len(found) > 1
 
+    # So is a cache that does not hold the longest sequence.
+    (problem,) = check({}, preflight=Preflight(cache_bytes=1000, cache_key="engine.cache"))
+    assert problem.startswith("engine.cache: 9.31e-07 GiB do not hold one sequence at its longest, which needs ")
+
     # A mesh that does not fit the model is refused.
     (problem,) = check({"policy": {"optimizer": {"lr": 1e-6}, "mesh": {"tp": 2}}})
     assert problem.startswith("policy.mesh.tp: 2, but the model's plugin does not declare")

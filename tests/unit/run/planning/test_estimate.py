@@ -1,7 +1,7 @@
 import attrs
 
 from cosmos_core.config.loading import recipe_from
-from cosmos_core.protocols import EngineCapabilities, ModelFacts
+from cosmos_core.protocols import EngineCapabilities, ModelFacts, Preflight
 from cosmos_core.protocols.facts import ModelPart
 from cosmos_core.run.planning.footprint import size
 from cosmos_core.run.planning.memory import longest_sample, policy_memory, rollout_memory, version_bytes
@@ -68,9 +68,15 @@ def test_memory_of_a_rollout_replica_by_hand():
     )
     assert (longest_sample(plain, 64, 20), longest_sample(talks, 64, 20), longest_sample(talks, 40, 20)) == (30, 50, 40)
     kept = "prefix cache (at most)"
-    assert kept not in rollout_memory(plain, FACTS, 20, EngineCapabilities(), 0.5)
-    parts = rollout_memory(talks, FACTS, 20, EngineCapabilities(), 0.5)
+    told = Preflight(kept_share=0.5)
+    assert kept not in rollout_memory(plain, FACTS, 20, EngineCapabilities(), told)
+    parts = rollout_memory(talks, FACTS, 20, EngineCapabilities(), told)
     assert (parts["KV cache (at most)"], parts[kept]) == (2 * 2 * 8 * 2 * 50 * 3, 2 * 2 * 8 * 2 * 25 * 3)
+
+    # An engine may have less than all need at once; what fits into it is no more than they need.
+    for most, expected in [(5000, 5000), (9600, 9600), (9601, 9600)]:
+        parts = rollout_memory(talks, FACTS, 20, EngineCapabilities(), Preflight(cache_bytes=most))
+        assert parts["KV cache (at most)"] == expected
 
 
 def test_bytes_of_a_weight_sync():
