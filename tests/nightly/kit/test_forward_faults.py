@@ -300,6 +300,7 @@ PLANTED |= {
         ),
     ]
 }
+PLANTED["shown-once"] = (spoiled(SHOWS + TURNS, "pass"), IN_TURNS, "shown() of a dialogue of 2 images gave 1")
 BODY = """
 config = TINY
 

@@ -217,8 +217,6 @@ class RowTests:
         if contents(whole) != contents(seeing.join([seeing.join(parts[:2]), seeing.join(parts[2:])])):
             fault("join() of joined parts is not what it is of the parts; a dialogue grows by a part at a time")
         _check_joined(subject, seen, whole, len(ids))
-        if subject.model.shown is not None and (found := len(subject.model.shown(whole))) != 2:
-            fault(f"shown() of a dialogue of 2 images gave {found}; what the model wrote stands for none")
 
 
 class PackingTests:
@@ -348,13 +346,15 @@ def _check_joined(subject: Subject, seen: Payload, whole: Payload, units: int) -
         expected, entered = (vision.enter(subject.module, each) for each in (alone, laid))
     apart = []
     for name, rows in expected.items():
-        three = entered[name][-3 * units :].split(units)
+        three = torch.split(entered[name][-3 * units :], units)
         first, written, last = (float((each - rows).abs().max()) for each in three)
         apart.append(written)
         if max(first, last) > _ALIKE:
             fault(f"{name} of an image are {max(first, last):.3g} off in a dialogue; each enters as it does alone")
     if max(apart) <= _ALIKE:
         fault("what the model wrote enters as the image that its tokens stand for in a turn; `kinds` tells them apart")
+    if vision.shown is not None and (found := len(vision.shown(whole))) != 2:
+        fault(f"shown() of a dialogue of 2 images gave {found}; what the model wrote stands for none")
 
 
 def _check_missed(name: str, method: Any, payload: Payload) -> None:
