@@ -122,7 +122,7 @@ class EnvironmentConformance(WorkerConformance):
         return EnvironmentPool(config, seed=seed)
 
     def answer(self, ask: Ask, pool: EnvironmentPool, seed: int, given: Script) -> Answer:
-        """The first words of a dialogue, and of each turn (observation, role, done, reward)."""
+        """The first words of a dialogue, and of each turn (observation, role, done, reward, media, places)."""
         said: tuple[Any, ...] = ()
         reply, episode = ask(pool.open, given.prompt, seed)
         failure, timed_out = "", False
@@ -131,7 +131,8 @@ class EnvironmentConformance(WorkerConformance):
                 case Opened(words=words):
                     said = (words,)
                 case Answered():
-                    said = (*said, (reply.observation, reply.role, reply.done, reply.reward))
+                    shown = (reply.media, reply.places)
+                    said = (*said, (reply.observation, reply.role, reply.done, reply.reward, *shown))
                 case failed:
                     failure, timed_out = failed.detail or "it failed", failed.timed_out
             if turn is None or failure or (isinstance(reply, Answered) and reply.done):

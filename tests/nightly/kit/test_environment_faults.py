@@ -132,7 +132,7 @@ PLANTED = {
     "shares-its-state": (
         environment(
             "SEEN.append(text)",
-            "return Turn(observation=str(len(SEEN)))",
+            "return Turn(observation='.', media=(f'{len(SEEN)}.png',))",
             reset=("SEEN.clear()",),
         ),
         "test_dialogues_do_not_disturb_each_other",
