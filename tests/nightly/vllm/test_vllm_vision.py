@@ -132,9 +132,10 @@ def test_turns_show_images_and_what_the_model_wrote_shows_none(start, model, pri
     for said in (None, *others):
         if said is not None:
             dialogue.add_observation(encode_turns(model, row, written, [said], sees=True), said)
-        ((made,),) = engine.generate(requests([dialogue.so_far()], max_units=6))
-        written = dialogue.add_turn(made, "")
-    whole = dialogue.generated(FinishReason.STOP, 0)
+        prompt = dialogue.so_far()
+        ((made,),) = engine.generate(requests([prompt], max_units=6))
+        written = dialogue.add_turn(made, "", prompt)
+    whole = dialogue.recording.generated(dialogue.opening, FinishReason.STOP, 0, model, 0.0)
     check_same(whole, pricer)
     (score,) = engine.score([whole.payload], temperature=1.0)
     torch.testing.assert_close(score, logprobs(whole), atol=TOLERANCE, rtol=0)

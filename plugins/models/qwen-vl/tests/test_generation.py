@@ -215,8 +215,8 @@ def test_dialogues_that_show_images_have_the_log_probs_of_the_trainer(model, mod
             dialogue.add_observation(encode_turns(model, row, written, [said], sees=True), said)
         request = Request(request_id=str(number), prompt=dialogue.so_far(), sampling=Sampling(max_units=8), seed=number)
         ((made,),) = results_of(engine, [request])
-        written = dialogue.add_turn(made, "")
-    payload = dialogue.generated(FinishReason.STOP, 0).payload
+        written = dialogue.add_turn(made, "", request.prompt)
+    payload = dialogue.recording.generated(dialogue.opening, FinishReason.STOP, 0, model, 0.0).payload
     assert len(view(payload, "grids")) == 3
     (batch,) = model.pack([payload], budget=1000)
     with torch.no_grad():
