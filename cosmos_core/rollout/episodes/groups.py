@@ -83,7 +83,7 @@ class SamplePlayer(Generic[S]):
     _groups: dict[str, Group[S]] = attrs.field(factory=dict, init=False)
 
     def _is_over(self, group: Group[S]) -> bool:
-        """Whether all of a group's samples came out, or nobody waits for them."""
+        """True once all samples of a group came out, or nobody waits for them."""
         return self._groups.get(group.request.request_id) is not group
 
     def _posting(self, event: Callable[[Reply], None]) -> Callable[[Reply], None]:

@@ -120,10 +120,10 @@ class Boards(DrawnDataset):
         asked, answer = f"crop {board.part}", f"#### {board.colour}"
         if self._options.crop:
             if split == "train" and rng.random() < ASKED_SHARE:
-                box = GRID.box(board.part, picture.size)
+                edges = GRID.edges(board.part, picture.size)
                 turns += [
                     Message(role="assistant", content=asked),
-                    Message(role="user", content="\n", media=(data_url(picture.crop(box)),)),
+                    Message(role="user", content="\n", media=(data_url(picture.crop(edges)),)),
                 ]
             else:
                 answer = f"#### {rng.choice(tuple(COLOURS))}" if rng.random() < self._options.guesses else asked

@@ -28,7 +28,7 @@ class Grid:
         """The name of a part."""
         return f"{COLUMNS[column]}{row + 1}"
 
-    def box(self, name: str, size: tuple[int, int]) -> tuple[int, int, int, int] | None:
+    def edges(self, name: str, size: tuple[int, int]) -> tuple[int, int, int, int] | None:
         """Left, top, right and bottom of a part of a picture of this size; None if none has this name."""
         column, row = COLUMNS.find(name[:1].lower() or "?"), name[1:]
         if not 0 <= column < self.columns or row not in map(str, range(1, self.rows + 1)):

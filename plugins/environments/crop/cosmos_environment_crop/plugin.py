@@ -64,11 +64,11 @@ class Crop:
         if not self._left or not asked.startswith(self._options.prefix):
             return Turn(done=True)
         name = asked.removeprefix(self._options.prefix).strip()
-        box = self._grid.box(name, self._picture.size)
-        if box is None:
+        edges = self._grid.edges(name, self._picture.size)
+        if edges is None:
             return Turn(observation=f"no part: {self._grid.words}\n", detail=f"no part {name:.20}")
         self._left -= 1
-        part = await asyncio.to_thread(lambda: data_url(self._picture.crop(box)))
+        part = await asyncio.to_thread(lambda: data_url(self._picture.crop(edges)))
         return Turn(observation=self._options.observation, media=(part,), reward=1.0, detail=name)
 
     async def close(self) -> None:

@@ -80,7 +80,7 @@ def test_only_its_part_tells_a_board_from_others():
         # Where it is can be seen: no other patch of 8 x 8 is dark.
         patches = small[0].mean(-1).reshape(4, 8, 4, 8).mean((1, 3))
         assert np.argwhere(patches < 120).tolist() == [[board.row, board.column]]
-        parts = [np.asarray(each.crop(GRID.box(board.part, each.size))).astype(int) for each in pictures]
+        parts = [np.asarray(each.crop(GRID.edges(board.part, each.size))).astype(int) for each in pictures]
         assert all(abs(each - parts[0]).max() > 90 for each in parts[1:])
 
 
