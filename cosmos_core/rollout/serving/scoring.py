@@ -18,7 +18,7 @@ from cosmos_core.protocols.vision import Conditioning
 from cosmos_core.rollout.serving.tokens import check_ids, condition
 from cosmos_core.types import Array, Payload
 
-_GENERATED: Final = frozenset({"completion", "decided", "logprobs", "versions"})
+_GENERATED: Final = frozenset({"completion", "decided", "logprobs", "turn_rewards", "turns", "versions"})
 
 
 @attrs.frozen(kw_only=True, eq=False)
