@@ -109,15 +109,16 @@ def _task(draw: random.Random, names: Sequence[str], operator: str, addend: int)
 def _chats(draw: random.Random, names: Sequence[str], operator: str, addend: int) -> Iterator[dict[str, Any]]:
     """Chats at their beginning or after some tries; what is said next is the answer.
 
-    After a failed example the demonstrator says `done` in two chats and goes on in a third, all else being equal, so
-    that which it is cannot be learned by heart.
+    Most are at their beginning, for these are short: of few functions a model learns the names by heart, and does not
+    learn to copy them. After a failed example the demonstrator says `done` in two chats and goes on in a third, all
+    else being equal, so that which it is cannot be learned by heart.
     """
     task = _task(draw, names, operator, addend)
     reference, messages = task["task"], task["messages"]
     calls, wanted = zip(*reference["examples"], strict=True)
     tried = next(each for each in OPERATORS if _line(names, each, addend) == reference["source"])
     failed: list[str] = []
-    for turn in range(draw.choice([0, 1, 1, 2, 3, 4])):
+    for turn in range(draw.choice([0, 0, 0, 0, 0, 1, 2, 3, 4])):
         tried = _following(tried)
         source = _line(names, tried, addend)
         values = values_of(source, calls)
