@@ -19,7 +19,7 @@ from cosmos_core.protocols import EnvironmentCapabilities, EnvironmentContext, K
 from cosmos_core.rollout.endpoint.calls import Call, CallError, Choice, Reply
 from cosmos_core.rollout.endpoint.server import Endpoint
 from cosmos_core.rollout.episodes.calling import AgentSession, Clients, done_by
-from cosmos_core.rollout.episodes.messages import Begin, Ended
+from cosmos_core.rollout.episodes.messages import Begin, Ended, is_reward
 from cosmos_core.rollout.episodes.pool import EnvironmentPool
 from cosmos_core.testing.conformance.environment import beat
 from cosmos_core.testing.conformance.plugin import Make, fault, fault_if
@@ -46,7 +46,7 @@ class ScriptedModel:
 
     def __init__(self) -> None:
         self.said: Final[dict[str, list[Any]]] = {}
-        self.rewards: Final[dict[str, Any]] = {}
+        self.rewards: Final[dict[tuple[str, Any], float]] = {}
         self.late_s = 0.0
         self._scripts: Final[dict[str, Sequence[Message]]] = {}
         self._numbers: Final = itertools.count()
@@ -77,11 +77,14 @@ class ScriptedModel:
         threading.Timer(self.late_s, future.set_result, [reply]).start()
         return future
 
-    def reward(self, session: str, value: Any) -> Future[None]:
-        """Take a reward."""
-        self.rewards[session] = value
+    def reward(self, session: str, value: Any, reply: Any) -> Future[None]:
+        """Take a reward, of the session or of a reply."""
         future: Future[None] = Future()
-        future.set_result(None)
+        if is_reward(value):
+            self.rewards[session, reply] = float(value)
+            future.set_result(None)
+        else:
+            future.set_exception(CallError(400, f"reward: {value!r:.80} is no finite number", param="reward"))
         return future
 
     def refused(self) -> None:
@@ -169,8 +172,9 @@ class AgentConformance(WorkerConformance):
         pool.forget(episode)
         said = pool.model.said[name]
         if isinstance(reply, Ended):
-            reward = pool.model.rewards.get(name) if reply.reward is None else reply.reward
-            return Answer(said=(*map(repr, said), reward))
+            told = {of: value for (session, of), value in pool.model.rewards.items() if session == name}
+            told |= {} if reply.reward is None else {None: reply.reward}
+            return Answer(said=(*map(repr, said), sum(told.values()) if told else None))
         # Who met a limit may raise: that sample is truncated.
         if not reply.timed_out and len(said) >= _MOST_CALLS:
             return Answer(said=tuple(map(repr, said)))

@@ -115,7 +115,7 @@ PLANTED = {
         "gave a reward; declare EnvironmentCapabilities(rewards=True)",
     ),
     "tells-a-reward-in-secret": (
-        agent("await asyncio.to_thread(post, session, 'reward', {'reward': 1})"),
+        agent("await asyncio.to_thread(post, session, 'v1/reward', {'reward': 1, 'reply': 'chatcmpl-1'})"),
         "test_rewards_are_declared",
         "gave a reward; declare EnvironmentCapabilities(rewards=True)",
     ),
