@@ -319,11 +319,9 @@ class Generation:
     def _finish(self, work: Work, played: list[EpisodeResult], texts: list[str], outcomes: Outcomes) -> None:
         lease, recipe, is_train = work.lease, self._parts.recipe, work.lease.purpose == "train"
         scores = iter(outcomes)
+        scored = [(each, next(scores) if each.status.is_scored else ()) for each in played]
         samples = tuple(
-            scoring.sample(
-                index, each, next(scores) if each.status.is_scored else (), recipe.reward, recipe.environment
-            )
-            for index, each in enumerate(played)
+            scoring.sample(index, *each, recipe.reward, recipe.environment) for index, each in enumerate(scored)
         )
         group = Group(position=lease.position, samples=samples)
         drop = (self._parts.recipes.of(lease.settings).algorithm.admit(group) or "") if is_train else ""
@@ -340,7 +338,7 @@ class Generation:
             self.num_ended += 1
             self._reported.add(lease.lease)
             if is_train and not drop:
-                self._parts.payloads.put(lease.lease, [each.generated.payload for each in played])
+                self._parts.payloads.put(lease.lease, [scoring.trained(*each, recipe.reward) for each in scored])
             self._parts.report(attrs.evolve(told, busy_s=busy_s, scoring_s=scoring_s, awaited_s=awaited_s))
         if (writer := self._parts.samples) is not None:
             more = {"drop": drop, "media": media, "replica": writer.name}

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import attrs
+import numpy as np
 
 from cosmos_core.config.schema import EnvironmentConfig, RewardConfig
 from cosmos_core.errors import PluginBrokenError, told_as
+from cosmos_core.models.tokens import array_of
 from cosmos_core.protocols import Completion, Reward
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.rewards.messages import Outcome
@@ -71,7 +73,7 @@ def sample(
     scored = [*zip(rewards, outcomes, strict=True)]
     failed = next((_named(config.label, outcome) for config, outcome in scored if outcome.value is None), None)
     values = {config.label: outcome.value for config, outcome in scored if outcome.value is not None}
-    shut = [each.label for each in rewards if each.gate is not None and values.get(each.label, each.gate) < each.gate]
+    shut = _shut(outcomes, rewards)
     counted = [config for config in rewards if config.label in values and (not shut or config.gate is not None)]
     total = sum(config.weight * values[config.label] for config in counted)
     if environment is not None and played.reward is not None:
@@ -85,6 +87,22 @@ def sample(
         return made(status=failed.status, reward=None, rewards=values, detail=failed.detail)
     detail = _details(played, outcomes, rewards, shut)
     return made(status=played.status, reward=float(total), rewards=values, detail=detail)
+
+
+def trained(played: EpisodeResult, outcomes: Sequence[Outcome], rewards: Sequence[RewardConfig]) -> Payload:
+    """The payload that is trained on: below a gate, what an environment gave for turns does not count, either."""
+    payload = played.generated.payload
+    if "turn_rewards" not in payload.arrays or not _shut(outcomes, rewards):
+        return payload
+    nothing = array_of(np.zeros(payload.arrays["turn_rewards"].shape))
+    return attrs.evolve(payload, arrays={**payload.arrays, "turn_rewards": nothing})
+
+
+def _shut(outcomes: Sequence[Outcome], rewards: Sequence[RewardConfig]) -> list[str]:
+    """Names of the rewards that are below their gates."""
+    pairs = zip(rewards, outcomes, strict=bool(outcomes))
+    gated = ((each.label, outcome.value, each.gate) for each, outcome in pairs)
+    return [label for label, value, gate in gated if value is not None and gate is not None and value < gate]
 
 
 def report(lease: int, samples: Sequence[Sample], text: str, *, drop: str = "", media: str = "") -> GroupFinished:

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import attrs
+import numpy as np
 import pytest
 
 from cosmos_core.config.schema import (
@@ -20,6 +21,7 @@ from cosmos_core.config.schema import (
     SamplingConfig,
 )
 from cosmos_core.errors import DataError, ReplicaError
+from cosmos_core.models.tokens import array_of, values
 from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated
 from cosmos_core.rollout import generation
 from cosmos_core.rollout.episodes.messages import Answered, Failed, Opened
@@ -37,6 +39,7 @@ SCORED = Outcome(value=1.0, status=SampleStatus.OK)
 class Handle(scripted.Handle):
     def finish(self, reason=FinishReason.STOP):
         made = scripted.generated(self.request, [0], is_whole=True, version=1, number=0)
+        made.payload.arrays["turn_rewards"] = array_of(np.ones(1))
         super().finish([attrs.evolve(made, reason=reason)] * self.request.sampling.num_samples)
 
 
@@ -98,7 +101,7 @@ class Fixture:
         self.drop = None
         recipe = SimpleNamespace(
             run=RunConfig(name="r", steps=1, seed=5),
-            reward=(RewardConfig(plugin="math"),),
+            reward=(RewardConfig(plugin="math", gate=1.0),),
             environment=None,
             dataset=DatasetConfig(plugin="rows", min_prompt_units=2, max_prompt_units=43),
             rollout=RolloutConfig(group_size=3, sampling=SamplingConfig(max_units=10, temperature=0.9)),
@@ -165,7 +168,12 @@ def test_a_group_is_generated_scored_held_and_only_then_reported(rig):
     assert [sample.reward for sample in report.samples] == [1.0] * 3
     assert (report.text, report.busy_s, report.scoring_s) == ("answer", 2.0, 3.0)
     assert rig.payloads.order == [("put", 7), ("report", 7)]
-    assert len(rig.payloads.store[7]) == 3
+    rig.pool.value = 0.0
+    rig.generation.reconcile([train(7), train(8)], ())
+    rig.engine.handles["8"].finish()
+    rig.wait_reports(2)
+    held = {lease: [values(each, "turn_rewards").tolist() for each in of] for lease, of in rig.payloads.store.items()}
+    assert held == {7: [[1.0]] * 3, 8: [[0.0]] * 3}, "below its gate, turns have no rewards, either"
 
 
 def test_time_in_which_all_that_is_in_flight_waits_for_scores_is_told_once(rig, monkeypatch):

@@ -3,9 +3,11 @@ from __future__ import annotations
 import sys
 
 import attrs
+import numpy as np
 import pytest
 
 from cosmos_core.config.schema import EnvironmentConfig, RewardConfig
+from cosmos_core.models.tokens import array_of, token_array, values
 from cosmos_core.protocols import FinishReason, Generated
 from cosmos_core.rollout.episodes.dialogue import EpisodeResult
 from cosmos_core.rollout.rewards import scoring
@@ -42,25 +44,30 @@ GATED = [
 
 
 def test_below_a_gate_the_gates_alone_count_and_each_is_reported():
-    for values, reward, told in [
+    for scores, reward, told in [
         ((1.0, 1.0, 0.5), 0.5 + 2.0 - 0.5, ""),
         ((1.0, 1.0, 0.25), 0.5 + 2.0 - 0.25, ""),
         ((0.0, 1.0, 0.5), -0.5, "format: below the gate, the rewards without one do not count"),
         ((0.9, 1.0, 0.0), 0.45, "format, brief: below the gate, the rewards without one do not count"),
     ]:
-        made = scoring.sample(0, played(), [Outcome(value=value, status=OK) for value in values], GATED)
+        made = scoring.sample(0, played(), [Outcome(value=value, status=OK) for value in scores], GATED)
         assert made.reward == pytest.approx(reward)
-        assert made.rewards == dict(zip(("format", "math", "brief"), values, strict=True))
+        assert made.rewards == dict(zip(("format", "math", "brief"), scores, strict=True))
         assert (made.status, made.detail) == (OK, told)
 
 
 def test_below_a_gate_an_environments_reward_does_not_count_either():
     paid = attrs.evolve(played(), reward=3.0)
     environment = EnvironmentConfig(plugin="calculator", weight=1.0)
-    for value, reward in ((1.0, 3.5), (0.0, 0.0)):
-        made = scoring.sample(0, paid, [Outcome(value=value, status=OK)], GATED[:1], environment)
+    turns = {"turns": token_array([2, 5]), "turn_rewards": array_of(np.float64([3.0, 0.0]))}
+    payload = attrs.evolve(paid.generated.payload, arrays=turns)
+    paid = attrs.evolve(paid, generated=attrs.evolve(paid.generated, payload=payload))
+    for value, reward, of_turns in ((1.0, 3.5, [3.0, 0.0]), (0.0, 0.0, [0.0, 0.0])):
+        outcomes = [Outcome(value=value, status=OK)]
+        made = scoring.sample(0, paid, outcomes, GATED[:1], environment)
         assert made.reward == reward
         assert made.rewards["calculator"] == 3.0
+        assert values(scoring.trained(paid, outcomes, GATED[:1]), "turn_rewards").tolist() == of_turns
 
 
 def test_a_failed_reward_leaves_the_sample_without_one_below_a_gate_too():
