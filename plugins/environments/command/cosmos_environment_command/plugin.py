@@ -25,6 +25,8 @@ _KEPT: Final = 1 << 16
 """Bytes of each output that are kept, the last ones."""
 _SHOWN: Final = 300
 _LOOK_S: Final = 0.05
+_REST_S: Final = 5.0
+"""Seconds for the rest of its outputs, once it has ended."""
 _CHUNK: Final = 1 << 14
 
 
@@ -48,10 +50,12 @@ class Command:
         """Find the program.
 
         Raises:
-            ConfigError: There is none of that name here.
+            ConfigError: There is none of that name here, or no such folder.
         """
-        program = options.command[0]
-        if not (shutil.which(program) or (Path(options.directory or "") / program).is_file()):
+        program, folder = options.command[0], Path(options.directory or ".")
+        if not folder.is_dir():
+            raise ConfigError(f"environment.options.directory: there is no folder {str(folder)!r} here")
+        if not shutil.which(folder.absolute() / program if "/" in program else program):
             raise ConfigError(
                 f"environment.options.command: there is no program {program!r} here; install it, or give its path"
             )
@@ -64,6 +68,7 @@ class Command:
             DataError: It ended in failure, or printed no reward where one is wanted.
         """
         options = self._options
+        outputs = bytearray(), bytearray()
         process = await asyncio.create_subprocess_exec(
             *options.command,
             cwd=options.directory,
@@ -73,22 +78,32 @@ class Command:
             stderr=asyncio.subprocess.PIPE,
             process_group=0,
         )
-        reading = asyncio.gather(_write(process, task), _end_of(process.stdout), _end_of(process.stderr))
+        streams = zip((process.stdout, process.stderr), outputs, strict=True)
+        talking = asyncio.gather(_write(process, task), *(_keep_end(*each) for each in streams))
         try:
-            # `wait` would wait for the outputs, too, which something that it has left running may hold open.
-            while process.returncode is None:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(_LOOK_S)
-            code = process.returncode
+            await _ended(process)
         finally:
-            # Whatever it started ends with it, also where the agent is cancelled; its outputs end then, too.
+            # Whatever it started ends with it, also where the agent is cancelled, and with that its outputs. A process
+            # that has left its group does not, and may hold them open.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            outputs = await reading
-        if code:
-            said = outputs[2].strip() or outputs[1].strip() or "it printed nothing"
-            raise DataError(f"{options.command[0]} ended with exit code {code}: {said[-_SHOWN:]}")
-        return _reward_of(outputs[1]) if options.reward else None
+            try:
+                await _ended(process)
+                await asyncio.wait({talking}, timeout=_REST_S)
+            finally:
+                talking.cancel()
+                process._transport.close()  # type: ignore[attr-defined] # noqa: SLF001 - nothing else closes its pipes
+        printed, errors = (output.decode(errors="replace") for output in outputs)
+        if process.returncode:
+            said = errors.strip() or printed.strip() or "it printed nothing"
+            raise DataError(f"{options.command[0]} ended with exit code {process.returncode}: {said[-_SHOWN:]}")
+        return _reward_of(printed) if options.reward else None
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of a process; its own `wait` may wait for its outputs, too."""
+    while process.returncode is None:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _write(process: asyncio.subprocess.Process, task: Prompt) -> None:
@@ -102,12 +117,11 @@ async def _write(process: asyncio.subprocess.Process, task: Prompt) -> None:
         await process.stdin.wait_closed()
 
 
-async def _end_of(stream: Any) -> str:
+async def _keep_end(stream: Any, kept: bytearray) -> None:
     """Read all of an output, and keep its end."""
-    kept = b""
     while data := await stream.read(_CHUNK):
-        kept = (kept + data)[-_KEPT:]
-    return kept.decode(errors="replace")
+        kept += data
+        del kept[:-_KEPT]
 
 
 def row_of(task: Prompt) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import sys
 import time
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ import pytest
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import EnvironmentContext
 from cosmos_core.types import Message, Prompt
+from cosmos_environment_command import plugin
 from cosmos_environment_command.plugin import Command, CommandOptions, cosmos_environment, row_of
 
 CONTEXT = EnvironmentContext(name="command", seed=0)
@@ -55,9 +58,17 @@ def test_its_last_line_is_its_reward_where_that_is_wanted():
             run(f"print({words!r})", reward=True)
 
 
-def test_a_program_has_ended_whatever_it_has_left_running():
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_program_has_ended_whatever_it_has_left_running(is_apart, tmp_path, monkeypatch):
+    monkeypatch.setattr(plugin, "_REST_S", 0.5)
+    started = f"subprocess.Popen(['sleep', '30'], start_new_session={is_apart}).pid"
+    code = f"import subprocess; open({str(tmp_path / 'pid')!r}, 'w').write(str({started})); print(0.5)"
     began = time.monotonic()
-    assert run("import subprocess; subprocess.Popen(['sleep', '30']); print(0.5)", reward=True) == 0.5
+    try:
+        assert run(code, reward=True) == 0.5
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), 9)
     assert time.monotonic() - began < 15
 
 
@@ -93,9 +104,19 @@ def test_a_program_that_is_cancelled_leaves_nothing(tmp_path):
         time.sleep(0.02)
 
 
-def test_what_there_is_not_is_refused():
+def test_what_there_is_not_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="there is no program 'no-such-thing' here"):
         Command(CommandOptions(command=("no-such-thing",)), CONTEXT)
+    (tmp_path / "agent.sh").touch()
+    for options, words in [
+        ({"directory": "nowhere"}, "directory: there is no folder 'nowhere' here"),
+        ({"directory": str(tmp_path)}, "command: there is no program './agent.sh' here"),
+        ({}, "command: there is no program './agent.sh' here"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            Command(CommandOptions(command=("./agent.sh",), **options), CONTEXT)
+    (tmp_path / "agent.sh").chmod(0o700)
+    Command(CommandOptions(command=("./agent.sh",), directory=str(tmp_path)), CONTEXT)
     with pytest.raises(ValueError, match="command"):
         CommandOptions(command=())
     assert cosmos_environment().capabilities.calls_model
