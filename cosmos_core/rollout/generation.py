@@ -174,7 +174,7 @@ class Generation:
 
     def _submit(self, requests: Sequence[Request]) -> None:
         if self._episodes is None:
-            for handle in self._parts.engine.submit(requests) if requests else ():
+            for handle in self._handles(requests) if requests else ():
                 handle.add_done_callback(lambda handle: self._events.put(functools.partial(self._take, handle)))
             return
         for request in requests:
@@ -191,6 +191,21 @@ class Generation:
                     done=functools.partial(self._score, work.lease),
                 )
             )
+
+    def _handles(self, requests: Sequence[Request]) -> Sequence[Handle]:
+        """Have the engine take requests; one that has no room in its cache fails alone."""
+        try:
+            return self._parts.engine.submit(requests)
+        except EngineError as error:
+            self._parts.engine.health()
+            if len(requests) > 1:
+                return [handle for request in requests for handle in self._handles([request])]
+            with self._lock:
+                lease = self._active.pop(int(requests[0].request_id)).lease
+            if lease.purpose == "evaluation":
+                self._parts.version_lock.leave()
+            self._fail(lease, "prompt_too_long", f"row {lease.row}: {error}")
+            return ()
 
     def _abort(self, works: Sequence[Work]) -> None:
         if self._episodes is not None:

@@ -20,7 +20,7 @@ from cosmos_core.config.schema import (
     RunConfig,
     SamplingConfig,
 )
-from cosmos_core.errors import DataError, ReplicaError
+from cosmos_core.errors import DataError, EngineError, ReplicaError
 from cosmos_core.models.tokens import array_of, values
 from cosmos_core.protocols import EnvironmentCapabilities, FinishReason, Generated
 from cosmos_core.rollout import generation
@@ -49,11 +49,16 @@ class Engine:
 
     def submit(self, requests):
         handles = [Handle(request) for request in requests]
+        if any(array.shape == (30,) for request in requests for array in request.prompt.arrays.values()):
+            raise EngineError("30 units have no room in the cache")
         self.handles.update((handle.request.request_id, handle) for handle in handles)
         return handles
 
     def abort(self, names):
         self.aborted += names
+
+    def health(self):
+        return None
 
     def stats(self):
         return SimpleNamespace(busy_s=2.0)
@@ -298,6 +303,7 @@ def test_a_dropped_group_keeps_no_payload_and_each_of_its_samples_is_kept_for_pe
         (44, "prompt_too_long", "row 44: a prompt of 44 is above dataset.max_prompt_units of 43"),
         (41, "prompt_too_long", "prompt of 41 .* of up to 10 .* context length of 50"),
         (36, "prompt_too_long", "prompt of 36 .* policy.micro_batch_units of 45"),
+        (30, "prompt_too_long", "row 30: 30 units have no room in the cache"),
     ],
 )
 def test_a_prompt_that_cannot_be_completed_is_told_once(rig, row, reason, detail):
@@ -315,6 +321,13 @@ def test_held_out_prompts_of_any_length_are_evaluated(rig):
     rig.generation.reconcile([evaluation(1, version=3, row=1)], ())
     assert rig.reports == []
     assert list(rig.engine.handles) == ["1"]
+    # One that the engine refuses holds its version no longer than the others.
+    rig.generation.reconcile([evaluation(1, version=3, row=1), evaluation(2, version=3, row=30)], ())
+    assert [report.lease for report in rig.reports] == [2]
+    rig.engine.handles["1"].finish()
+    rig.wait_reports(2)
+    with rig.version_lock.changing(4):
+        assert rig.generation.num_active == 0
 
 
 def test_an_evaluation_waits_for_its_version_and_holds_it(rig):

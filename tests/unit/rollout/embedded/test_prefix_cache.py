@@ -16,6 +16,7 @@ from cosmos_core.rollout.embedded import graphs
 from cosmos_core.rollout.embedded.cache import LayerShape, SlotCache
 from cosmos_core.rollout.embedded.paged import PagedCache
 from cosmos_core.rollout.embedded.plan import Plan
+from cosmos_core.rollout.embedded.prefix import PrefixGroup
 from cosmos_core.rollout.embedded.prefix_cache import PrefixCache
 from cosmos_core.rollout.serving.requests import ServedHandle
 from cosmos_core.rollout.serving.tokens import TokenRequestState
@@ -149,6 +150,7 @@ def test_nothing_is_reused_that_older_weights_computed_unless_the_cache_is_kept(
 @pytest.mark.parametrize("budget", [2048, 40])
 def test_a_beginning_of_prompts_in_flight_is_processed_once_under_each_weights(kit, talking, lies, monkeypatch, budget):
     """Of three prompts that are one, three that are longer, three that differ later, and one that is shorter."""
+    monkeypatch.setattr(PrefixGroup, "pays", lambda group, capacity: True)
     begin, ends = kit.ragged(1, low=60, high=61, seed=4)[0], kit.ragged(6, low=1, high=9, seed=5)
     prompts = [begin] * 3 + [[*begin, *end] for end in ends[:3]] + [[*begin[:50], *end] for end in ends[3:]]
     prompts.append(begin[:44])
