@@ -178,7 +178,11 @@ class Episodes(SamplePlayer[_Sample]):
             for sample, turn in zip(samples, made, strict=bool(made)):
                 self._on_turn(sample, request.prompt, turn)
 
-        self._submit(request, take)
+        try:
+            self._submit(request, take)
+        except EngineError as error:
+            for sample in samples:
+                self._conclude(sample, SampleStatus.ENVIRONMENT_FAILED, f"a turn cannot be generated: {error}")
 
     def _on_turn(self, sample: _Sample, prompt: Payload, made: Generated) -> None:
         if self._is_over(sample.group):
@@ -222,10 +226,7 @@ class Episodes(SamplePlayer[_Sample]):
             self._cut(sample, f"no room for an observation of {size} units and a turn: {met}")
             return
         sample.begun.add_observation(encoded, said)
-        try:
-            self._ask(sample)
-        except EngineError as error:
-            self._conclude(sample, SampleStatus.ENVIRONMENT_FAILED, f"the observation cannot be shown: {error}")
+        self._ask(sample)
 
     def _encoded(self, sample: _Sample, written: Sequence[int], said: Message) -> Payload:
         return encode_turns(self.model, sample.prompt, written, [said], sees=self.sees)

@@ -6,7 +6,7 @@ import collections
 import functools
 
 from cosmos_core.config.schema import EnvironmentConfig
-from cosmos_core.errors import DataError
+from cosmos_core.errors import DataError, EngineError
 from cosmos_core.models.tokens import decided, tokens_payload, values
 from cosmos_core.protocols import EnvironmentCapabilities, Request, Sampling
 from cosmos_core.rollout.episodes.episode import Episodes
@@ -24,6 +24,8 @@ class Engine:
         self.turns, self.requests, self.aborted = collections.deque(), [], []
 
     def submit(self, requests):
+        if any(each.prompt.arrays["prompt"].shape == (13,) for each in requests):
+            raise EngineError("no room for 13 units")
         self.requests += requests
         return [Handle(each, [self.made(each) for _ in range(each.sampling.num_samples)]) for each in requests]
 
@@ -271,6 +273,8 @@ def test_what_fails_says_why_and_keeps_what_was_generated():
         (Pool(opens=["x" * 48]), SampleStatus.ENVIRONMENT_FAILED, "game: the environment's first words make", 0),
         (Pool(script=lambda turn, text: None), SampleStatus.ENVIRONMENT_TIMEOUT, "game: slow", 2),
         (Pool(script=say("?")), SampleStatus.ENVIRONMENT_FAILED, "game: the observation cannot be encoded", 2),
+        (Pool(opens=["x" * 11]), SampleStatus.ENVIRONMENT_FAILED, "game: a turn cannot be generated: no room for", 0),
+        (Pool(script=say("x" * 9)), SampleStatus.ENVIRONMENT_FAILED, "game: a turn cannot be generated: no room", 2),
     ]:
         (played,) = Rig(pool).begin().played
         assert played.status is status
