@@ -123,13 +123,15 @@ class Connection:
 
     async def close(self) -> None:
         """Let the server close its environment, and hang up, however long it takes for that."""
-        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
-            async with asyncio.timeout(_CLOSE_S):
-                await self._socket.send_str('{"type": "close"}')
-                await self._socket.close()
-        self._reader.cancel()
-        await asyncio.wait({self._reader})
-        await self._session.close()
+        try:
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._socket.send_str('{"type": "close"}')
+                    await self._socket.close()
+        finally:
+            self._reader.cancel()
+            await asyncio.wait({self._reader})
+            await self._session.close()
 
     async def _read(self) -> None:
         """Take in messages: aiohttp answers a server's pings only while somebody receives, and a turn may take long."""

@@ -80,11 +80,17 @@ def json_object(text: str) -> JSON:
         ValueError: There is none.
     """
     try:
-        value: JSON = json.JSONDecoder(parse_constant=_no_number).raw_decode(text, text.index("{"))[0]
+        value: JSON = _DECODER.raw_decode(text, text.index("{"))[0]
     except (ValueError, RecursionError) as error:
         raise ValueError("there is no JSON object") from error
     return value
 
 
-def _no_number(word: str) -> JSON:
-    raise ValueError(f"{word} is no number")
+def _finite(word: str) -> float:
+    """A number that JSON has: neither NaN nor one that is too large."""
+    if not math.isfinite(value := float(word)):
+        raise ValueError(f"{word} is no number")
+    return value
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)

@@ -80,7 +80,15 @@ def test_what_is_no_action_is_told_and_goes_on(server, subtests):
             assert turn.detail == f"no action: {told}"
     sent = [message["data"] for heard in server.heard for message in heard if message["type"] == "step"]
     assert sent == [{"message": -3}, {"message": 100.0}]
-    for text in ["no brace", "{", '{"a": NaN}', '{"a": ' * 5000, '{"a": ' + "1" * 5000 + "}", "{'a': 1}"]:
+    for text in [
+        "no brace",
+        "{",
+        '{"a": NaN}',
+        '{"a": [1e999]}',
+        '{"a": ' * 5000,
+        '{"a": ' + "1" * 5000 + "}",
+        "{'a': 1}",
+    ]:
         _, (turn,) = play(text, urls=[server.at()], action={})
         assert turn.observation == "no action: there is no JSON object\n"
 
@@ -196,6 +204,26 @@ def test_episodes_are_spread_over_the_servers(server):
         return found
 
     assert [*asyncio.run(many()).values()] == [3, 3, 3]
+
+
+def test_a_dialogue_that_is_cancelled_while_it_hangs_up_leaves_nothing(server):
+    async def cancelled():
+        environment = made(urls=[server.at("hangs")])
+        await environment.reset(ROW, 3)
+        await environment.step("one")
+        lost = asyncio.ensure_future(environment.step("two"))
+        await asyncio.sleep(0.1)
+        lost.cancel()
+        await asyncio.wait({lost})
+        session, closing = environment._connection._session, asyncio.ensure_future(environment.close())
+        await asyncio.sleep(0.1)
+        assert not closing.done()
+        closing.cancel()
+        await asyncio.wait({closing})
+        assert session.closed
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(cancelled())
 
 
 def test_a_connection_outlives_a_long_turn_of_the_model(server):
