@@ -17,10 +17,12 @@ def test_completions_have_the_log_probs_of_the_trainer(make, tmp_path):
     for family in FAMILIES:
         folder = checkpoint(tmp_path / family, family)
         model = create(GenericOptions(), ModelContext(path=str(folder), config=None, assets=tmp_path / "none"))
-        shown = [model.encode(prompt) for prompt in prompts()]
-        assert any(len(prompt.arrays) > 1 for prompt in shown)
+        # The last two have the same ids, and are no beginnings of each other.
+        twins = [Prompt(text="Which one is it? <image>" * 2, media=(picture(72, 40, n),) * 2) for n in (5, 6)]
+        shown = [model.encode(prompt) for prompt in (*prompts(), *twins)]
+        assert values(shown[-1], "prompt").tolist() == values(shown[-2], "prompt").tolist()
         longest = max(prompt.arrays["prompt"].shape[0] for prompt in shown) + 8
-        engine = make(model, max_in_flight=4, context_length=longest, prefill_units=7)
+        engine = make(model, max_in_flight=4, context_length=longest, prefill_units=7, dialogues=True)
         requests = [
             Request(request_id=str(index), prompt=prompt, sampling=Sampling(max_units=8, num_samples=2), seed=index)
             for index, prompt in enumerate(shown)
@@ -50,8 +52,8 @@ def talk(model, engine, row):
             dialogue.add_observation(encode_turns(model, row, written, [said], sees=True), said)
         request = Request(request_id=str(number), prompt=dialogue.so_far(), sampling=Sampling(max_units=6), seed=number)
         (made,) = engine.submit([request])[0].result(60)
-        written = dialogue.add_turn(made, "")
-    return dialogue.generated(FinishReason.STOP, 0).payload
+        written = dialogue.add_turn(made, "", request.prompt)
+    return dialogue.recording.generated(dialogue.opening, FinishReason.STOP, 0, model, 0.0).payload
 
 
 def test_dialogues_show_images_in_any_turn(make, tmp_path):
