@@ -14,7 +14,7 @@ from cosmos_core.config import option
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Completion, Provider, Reward, RewardCapabilities, RewardContext, Score, hookimpl
 from cosmos_core.types import JSON, Prompt
-from cosmos_dataset_reasoning_gym.library import absent, make_task
+from cosmos_dataset_reasoning_gym.library import absent, is_plain, make_task
 
 _SHOWN: Final = 200
 
@@ -84,6 +84,9 @@ class VerifierReward:
         answer = self._answer(completion.own)
         if not answer:
             return Score(value=0.0, details={"answer": None})
+        if not is_plain(answer, task, entry):
+            refused = "it is no plain formula or list"
+            return Score(value=0.0, details={"answer": answer[-_SHOWN:], "task": task, "refused": refused})
         value: Any = self._verifier(completion.prompt).score_answer(answer, entry)
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise DataError(f"reward {self._name}: the verifier of {task!r} gave {value!r:.100} for {answer!r:.100}")

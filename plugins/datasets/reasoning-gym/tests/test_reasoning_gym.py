@@ -11,7 +11,7 @@ from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Completion, DatasetContext, RewardContext
 from cosmos_core.types import Message
 from cosmos_dataset_reasoning_gym.dataset import ReasoningGym, ReasoningGymOptions
-from cosmos_dataset_reasoning_gym.library import entry_as_json
+from cosmos_dataset_reasoning_gym.library import _FORMULAS, _LISTS, entry_as_json
 from cosmos_dataset_reasoning_gym.reward import ScoreOptions, VerifierReward
 
 SMALL = {"min_terms": 2, "max_terms": 2, "max_digits": 1}
@@ -70,7 +70,15 @@ def test_rows_are_what_the_options_say():
 
 
 def test_a_demonstration_gets_the_whole_score(subtests):
-    for task in ["chain_sum", "countdown", "letter_counting", "maze", "syllogism", "simple_equations"]:
+    for task in [
+        "chain_sum",
+        "countdown",
+        "letter_counting",
+        "maze",
+        "syllogism",
+        "simple_equations",
+        *sorted(_FORMULAS | _LISTS),
+    ]:
         with subtests.test(task=task):
             for row in rows(made(task=task, train_rows=10, heldout_rows=0), "train"):
                 assert score(row, row.demonstration).value == 1.0
@@ -92,6 +100,29 @@ def test_where_answers_are(subtests):
             assert score(row, text, **options).value == value
     with pytest.raises(DataError, match=r"reward verified: the reference '8' has no task, config and entry"):
         score(attrs.evolve(row, reference="8"), "8")
+
+
+def test_no_answer_is_run_as_a_program(subtests, tmp_path):
+    run = f"__import__('pathlib').Path({str(tmp_path / 'ran')!r}).touch()"
+    for task, cheat in [
+        ("countdown", "S.One.__class__"),
+        ("puzzle24", "N(24).evalf()"),
+        ("simple_integration", "Integral(x, x)"),
+        ("intermediate_integration", "Symbol('x')"),
+        ("binary_matrix", "[entry]"),
+        ("n_queens", "[[*each] for each in valid_solutions]"),
+        ("spiral_matrix", "oracle_answer.split()"),
+        ("string_insertion", "oracle_answer"),
+    ]:
+        row = made(task=task, train_rows=5, heldout_rows=0).row("train", 0)
+        for text in (run, cheat):
+            with subtests.test(task=task, text=text):
+                found = score(row, text, answer="last-line")
+                assert (found.value, found.details["refused"]) == (0.0, "it is no plain formula or list")
+    assert not (tmp_path / "ran").exists()
+    row = made(task="spiral_matrix").row("train", 0)
+    listed = f"[{row.reference['entry']['answer'].replace(' ', ', ')}]"
+    assert score(row, listed, answer="last-line").value == 0.1
 
 
 def test_what_is_refused(subtests):
