@@ -67,7 +67,12 @@ class SdkAgent:
             self._agent,
             self._input(task),
             max_turns=sys.maxsize,  # the session's limit is the run's
-            run_config=agents.RunConfig(model=session.model, model_provider=provider, tracing_disabled=True),
+            run_config=agents.RunConfig(
+                model=session.model,
+                model_provider=provider,
+                tracing_disabled=True,
+                tool_not_found_behavior="return_error_to_model",  # else a model that invents a tool ends the session
+            ),
         )
 
     def _input(self, task: Prompt) -> Any:
@@ -96,7 +101,7 @@ def _found(place: str) -> Any:
         from agents import Agent as OfSdk  # noqa: PLC0415 - planning finds it, too
 
         found = getattr(_module(path), name)
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+    except (Exception, SystemExit) as error:  # a program may do anything when it is imported
         raise ConfigError(f"{where} cannot be had: {type(error).__name__}: {error}") from error
     if not isinstance(found, OfSdk):
         raise ConfigError(f"{where} is no agents.Agent but {found!r:.80}")

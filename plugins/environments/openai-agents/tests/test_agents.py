@@ -27,8 +27,8 @@ class Model:
 
     names = ("run",)
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self, tool):
+        self.calls, self.tool = [], tool
 
     def call(self, session, call):
         self.calls.append(call)
@@ -38,7 +38,7 @@ class Model:
         else:
             asked = json.dumps({"expression": last.content})
             message = Message(
-                role="assistant", content="", tool_calls=(ToolCall(name="calculate", arguments=asked, id="c1"),)
+                role="assistant", content="", tool_calls=(ToolCall(name=self.tool, arguments=asked, id="c1"),)
             )
         reason = "tool_calls" if message.tool_calls else "stop"
         choice = Choice(message=message, reason=reason, num_units=1)
@@ -50,9 +50,9 @@ class Model:
         raise AssertionError
 
 
-def play(task, **options):
+def play(task, tool="calculate", **options):
     """The calls that the program makes for a task."""
-    model = Model()
+    model = Model(tool)
     endpoint = Endpoint(model, "127.0.0.1")
     endpoint.start()
 
@@ -78,6 +78,8 @@ def test_the_program_does_a_task_by_either_api(api):
     call, answer = second.messages[-2:]
     assert (call.role, json.loads(call.tool_calls[0].arguments)) == ("assistant", {"expression": "34*56"})
     assert (answer.role, answer.content, answer.tool_call_id) == ("tool", "1904", "c1")
+    invented = play(Prompt(text="34*56"), tool="add", api=api)[1].messages[-1]
+    assert (invented.role, "add" in invented.content, "not found" in invented.content) == ("tool", True, True)
 
 
 def test_a_row_is_what_the_program_is_asked():
@@ -110,11 +112,15 @@ def test_the_calculator_computes_and_says_what_it_cannot(expression, value):
 
 def test_what_is_no_agent_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("triage = 3")
+    (tmp_path / "keyed.py").write_text("import os; os.environ['NO_SUCH_KEY']")
+    (tmp_path / "run.py").write_text("raise SystemExit('usage')")
     for agent, words in [
         ("nowhere:agent", "'nowhere:agent' cannot be had: ModuleNotFoundError: No module named 'nowhere'"),
         (f"{tmp_path}/mine.py:other", "cannot be had: AttributeError"),
         (f"{tmp_path}/mine.py:triage", "is no agents.Agent but 3"),
         (f"{tmp_path}/gone.py:triage", "cannot be had: FileNotFoundError"),
+        (f"{tmp_path}/keyed.py:triage", "cannot be had: KeyError: 'NO_SUCH_KEY'"),
+        (f"{tmp_path}/run.py:triage", "cannot be had: SystemExit: usage"),
     ]:
         with pytest.raises(ConfigError, match=words):
             SdkAgent(AgentsOptions(agent=agent), CONTEXT)
