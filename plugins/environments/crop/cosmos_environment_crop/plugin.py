@@ -60,10 +60,12 @@ class Crop:
     async def step(self, text: str) -> Turn:
         """The part that the last line names; a turn that asks for none ends the dialogue."""
         lines = text.rstrip().splitlines()
-        asked = lines[-1].strip() if lines else ""
-        if not self._left or not asked.startswith(self._options.prefix):
+        asked, prefix = lines[-1].strip() if lines else "", self._options.prefix
+        rest = asked.removeprefix(prefix)
+        is_other_word = rest[:1].isalpha() and prefix[-1].isalpha()  # such as "cropped"
+        if not self._left or not asked.startswith(prefix) or is_other_word:
             return Turn(done=True)
-        name = asked.removeprefix(self._options.prefix).strip()
+        name = rest.strip()
         edges = self._grid.edges(name, self._picture.size)
         if edges is None:
             return Turn(observation=f"no part: {self._grid.words}\n", detail=f"no part {name:.20}")

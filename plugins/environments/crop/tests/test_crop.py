@@ -54,7 +54,8 @@ def test_what_is_no_part_is_told_and_what_is_too_much_is_the_last_turn():
         assert (turn.observation, turn.done, turn.reward, turn.media) == ("no part: a1 to d4\n", False, 0.0, ())
     assert [turn.done for turn in play("crop a1", "crop e9", "crop a1", "crop a1", max_crops=2)] == [False] * 3 + [True]
     assert play("crop a1", max_crops=0) == [Turn(done=True)]
-    assert [play(text)[0].done for text in ("", "\n", "crop a1\nred", "Crop a1")] == [True] * 4
+    assert [play(text)[0].done for text in ("", "\n", "crop a1\nred", "Crop a1", "cropped: red")] == [True] * 5
+    assert play("<part>b2", prefix="<part>")[0].detail == "b2"
 
 
 def test_a_row_without_a_readable_picture_says_so(tmp_path):
