@@ -154,7 +154,8 @@ def test_a_beginning_of_prompts_in_flight_is_processed_once_under_each_weights(k
     begin, ends = kit.ragged(1, low=60, high=61, seed=4)[0], kit.ragged(6, low=1, high=9, seed=5)
     prompts = [begin] * 3 + [[*begin, *end] for end in ends[:3]] + [[*begin[:50], *end] for end in ends[3:]]
     prompts.append(begin[:44])
-    afresh, engine = talking(dialogues=False, prefill_units=budget), talking(prefill_units=budget)
+    sizes = {"prefill_units": budget, "max_in_flight": 16}
+    afresh, engine = talking(dialogues=False, **sizes), talking(**sizes)
     assert_alike(kit, (made := turn(kit, engine, 0, prompts)), turn(kit, afresh, 0, prompts))
     before = engine.stats()
     assert before.prompt_units + before.cached_units == sum(map(len, prompts))
@@ -167,14 +168,14 @@ def test_a_beginning_of_prompts_in_flight_is_processed_once_under_each_weights(k
     for loaded in (engine, afresh):
         module = loaded._context.model.build(seed=2, dtype=torch.float64, device=torch.device("cpu"))
         kit.load(loaded, module, version=0, cache="keep")
-    (held,) = engine.submit([kit.request("held", next_turn(kit, made[3], 1), max_units=30, seed=5)])
+    on = next_turn(kit, made[3], 1)
+    (held,) = engine.submit([kit.request("held", on, max_units=30, seed=5, num_samples=2)])
     assert not old.is_done
     begun = engine.stats()
     engine.resume()
     assert_alike(kit, turn(kit, engine, 1, prompts), turn(kit, afresh, 1, prompts))
-    (goes_on,) = held.result(20)
-    assert old.result(20)
-    fed = goes_on.payload.arrays["prompt"].shape[0] - len(prompts[3]) - made[3].num_units + 1
+    assert all(handle.result(20) for handle in (held, old))
+    fed = len(on) - len(prompts[3]) - made[3].num_units + 1
     assert engine.stats().prompt_units == begun.prompt_units + before.prompt_units + fed
 
 
