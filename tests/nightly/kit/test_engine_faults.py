@@ -150,14 +150,14 @@ PLANTED = {
         """
         def _build(self):
             super()._build()
-            take = self._prefixes.take
-            def taken(sequence):
-                kept = take(sequence)
+            find = self._prefixes.find
+            def found(sequence):
+                kept = find(sequence)
                 if kept is not None:
                     request = sequence.parent.request
                     sequence.parent.request = attrs.evolve(request, seed=request.seed + 1)
                 return kept
-            self._prefixes.take = taken
+            self._prefixes.find = found
         """,
     ),
     "forgets-records-of-kept-turns": Fault(
