@@ -174,7 +174,7 @@ class Scheduler:
         free = self._num_slots - len(self._running)
         # With half a page more for each, what is admitted is not set back at once.
         room = self._cache.room(map(self._ahead, self._running)) if self._waiting else 0
-        while self._waiting and free and self._partial is None:
+        while self._waiting and free and room > 0 and self._partial is None:
             sequence = self._waiting.first()
             beginning = self._beginning(draft, sequence)
             shared = 0 if beginning.source is None else beginning.num_units
@@ -209,7 +209,7 @@ class Scheduler:
 
     def _is_holder(self, sequence: TokenSequence) -> bool:
         """True if the beginning of its prompt was cached under the loaded weights, whole and in an earlier step."""
-        return sequence.slot >= 0 and sequence.prefix_load == self._loads and sequence is not self._partial
+        return sequence.slot >= 0 and sequence.prefix_load == self._loads
 
     def _alike(self, draft: _Draft, parent: TokenRequestState) -> TokenSequence | None:
         """A sample of another request that has the most in common with a prompt, if that is worth it."""

@@ -66,8 +66,8 @@ class Ppo(PlainAlgorithm):
     """Clipped policy gradient with the advantages of a critic, and the critic's own regression.
 
     What an environment gave for a turn counts at the turn's last decision, and what else the sample is rewarded with at
-    the sample's; with `kl_weight`, each decision pays log π - log π_ref. The critic
-    learns A + V, the returns that λ makes of it.
+    the sample's; with `kl_weight`, each decision pays log π - log π_ref. The critic learns A + V, the returns that λ
+    makes of it.
 
     Source: 1707.06347, equations 7 and 9; advantages 1506.02438; the divergence in the reward 1909.08593, equation 2.
     Deviations: half the critic's squared error counts, and it is not clipped, as a batch is trained on once; a sample
@@ -141,11 +141,11 @@ class Ppo(PlainAlgorithm):
         rewards = [0.0] * len(values)
         if self._options.kl_weight > 0.0:
             rewards = [-self._options.kl_weight * each for each in self._divergence(taken).tolist()]
-        place = -1
-        for turn in taken.turns:
-            place += turn.num_decisions
-            rewards[max(place, 0)] += turn.reward
         if rewards:
+            place = -1
+            for turn in taken.turns:
+                place += turn.num_decisions
+                rewards[max(place, 0)] += turn.reward
             rewards[-1] += taken.advantage - sum(turn.reward for turn in taken.turns)
         return generalised_advantages(rewards, values, gamma=self._options.gamma, lam=self._options.lam)
 
