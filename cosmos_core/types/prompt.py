@@ -54,6 +54,18 @@ class Message:
     media: tuple[str, ...] = ()
     places: tuple[int, ...] = ()
 
+    @property
+    def written(self) -> dict[str, Any]:
+        """The turn without its images, as OpenAI's API writes it; what it does not have is left out."""
+        written: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            written["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        more = {"tool_call_id": self.tool_call_id, "reasoning_content": self.reasoning}
+        return written | {key: text for key, text in more.items() if text}
+
 
 GIVEN_FRAMES: Final = "num_given_frames"
 """The key of metadata that says how many frames of its media a row gives a world model; 1 if it does not say."""
@@ -82,6 +94,12 @@ class Prompt:
     media: tuple[str, ...] = ()
     tools: tuple[Mapping[str, JSON], ...] = ()
     metadata: Mapping[str, JSON] = attrs.field(factory=dict)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Its turns without images, as OpenAI's API writes them; plain text is one turn of the user's."""
+        turns = (Message(role="user", content=self.text),) if isinstance(self.text, str) else self.text
+        return [turn.written for turn in turns]
 
     @property
     def shows_media(self) -> bool:

@@ -111,18 +111,6 @@ def _call(call: Any, where: str) -> ToolCall:
     return ToolCall(name=name, arguments=text, id=id_)
 
 
-def write_message(message: Message) -> dict[str, JSON]:
-    """A turn as `read_messages` reads it; what it does not have is left out."""
-    written: dict[str, JSON] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        written["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    more = {"tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning}
-    return written | {key: text for key, text in more.items() if text}
-
-
 def loads(text: str) -> Any:
     """The value of a JSON text; a ValueError of what is none, NaN and infinities among it."""
     return json.loads(text, parse_constant=_no_constant)

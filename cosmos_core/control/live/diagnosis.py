@@ -118,6 +118,14 @@ class _Seen:
         # It need not be that of a right answer: the form alone may be rewarded, or all by a constant.
         return f"{look} the rows are too easy: take harder ones (dataset); if not, mend the reward, or take easier rows"
 
+    @property
+    def advice_on_unscored(self) -> str:
+        """Advice where samples have no reward, by what failed."""
+        where = "logs/rollout-*.jsonl have where it failed"
+        if any(kind.startswith("environment") for kind in self.state.status_details if kind in _FAILURES):
+            return f"mend the environment or agent ({where}), or raise its environment.timeout_s or agent.timeout_s"
+        return f"mend the reward ({where}), or raise reward.N.timeout_s"
+
     @functools.cached_property
     def gains(self) -> list[tuple[StepRecord, float]]:
         """Steps with their rewards or, of demonstrations, minus their losses."""
@@ -351,7 +359,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 _Looks = dict[str, tuple[Callable[[_Seen], str], str]]
 _OF_PROMPTS: Final[_Looks] = {
-    "unscored": (_unscored, "mend the reward (the replica's log has where it failed), or raise reward.N.timeout_s"),
+    "unscored": (_unscored, "{seen.advice_on_unscored}"),
     "stale": (_stale, "raise sync.max_staleness, or lower rollout.replicas or rollout.max_in_flight"),
     "dropped": (_dropped, "change the rows (dataset), their limits (dataset.max_prompt_units) or the reward"),
     "scores": (

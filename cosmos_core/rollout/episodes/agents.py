@@ -239,7 +239,7 @@ class Agents(SamplePlayer[Session]):
         asked = self._asked(session, call, future)
         session.num_calls += call.num_choices
         self._count("agent_calls", 1)
-        if call.stops:
+        if call.stops or session.group.request.sampling.temperature == 0.0:  # engines draw the likeliest once
             for place in range(call.num_choices):
                 self._ask(asked, place, [])
         else:
@@ -275,10 +275,10 @@ class Agents(SamplePlayer[Session]):
         size, group = asked.num_prompt, session.group
         most, decided = group.request.sampling.max_units, session.recording.num_decided
         if (own := most - decided) < call.num_choices:
-            what = f"the model's own units, {decided}, are all of the {most} that its turns together may have"
+            what = f"the model's own units, {decided}, are all of the {most} (max_units) that all its turns may have"
             raise self._met(session, what, code="context_length_exceeded")
         if size >= group.longest:
-            what = f"a prompt of {size} units, and prompt and reply may have {group.longest} together"
+            what = f"a prompt of {size} units, and the model's context and training bound both to {group.longest}"
             raise self._met(session, what, code="context_length_exceeded")
         asked.most = min(own // call.num_choices, group.longest - size, call.max_units or most)
         return asked

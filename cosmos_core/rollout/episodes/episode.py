@@ -153,7 +153,7 @@ class Episodes(SamplePlayer[_Sample]):
         """The bound of `_room` that leaves none, in words."""
         own, most = sample.begun.num_decided, sample.group.request.sampling.max_units
         if own >= most:
-            return f"the model's own units, {own}, are all of the {most} that its turns together may have"
+            return f"the model's own units, {own}, are all of the {most} (max_units) that all its turns may have"
         whole, longest = sample.begun.num_units, sample.group.longest
         return f"prompt, turns and observations, {whole} units, may have {longest} together"
 

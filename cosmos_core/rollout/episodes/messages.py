@@ -102,12 +102,17 @@ class Ended:
 
 @attrs.frozen(kw_only=True)
 class Failed:
-    """An episode cannot go on: for a fault or a delay of its own, or because it is lost with its process."""
+    """An episode cannot go on: for a fault or a delay of its own, or because it is lost with its process.
+
+    Where its plugin raised, `place` is the file and line, and `trace` the traceback.
+    """
 
     episode: int
     timed_out: bool
     detail: str
     is_lost: bool = False
+    place: str = ""
+    trace: str = ""
 
     @property
     def status(self) -> SampleStatus:

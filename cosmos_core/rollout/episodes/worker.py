@@ -42,7 +42,7 @@ from cosmos_core.rollout.episodes.messages import (
     is_reward,
 )
 from cosmos_core.rollout.workers import process
-from cosmos_core.rollout.workers.process import Ready, described, live, shown
+from cosmos_core.rollout.workers.process import Ready, live, shown, traced
 from cosmos_core.threads import awaitable
 from cosmos_core.types import Message
 
@@ -175,8 +175,8 @@ class Worker(process.Worker):
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise  # the episode is being closed
             late = deadline.expired()
-            detail = f"no answer within {timeout_s:g} s" if late else described(error)
-            reply = Failed(episode=message.episode, timed_out=late, detail=detail)
+            detail, place, trace = (f"no answer within {timeout_s:g} s", "", "") if late else traced(error)
+            reply = Failed(episode=message.episode, timed_out=late, detail=detail, place=place, trace=trace)
         self.send(reply)
 
     async def _reply(self, message: Question) -> Opened | Answered | Ended | Failed:

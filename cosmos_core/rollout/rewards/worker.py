@@ -16,7 +16,6 @@ import mmap
 import numbers
 import socket
 import sys
-import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
@@ -28,11 +27,9 @@ from cosmos_core.plugins.selection import PluginSet
 from cosmos_core.protocols import Reward, RewardContext, Score
 from cosmos_core.rollout.rewards.messages import FROM_WORKER, TO_WORKER, Deferred, Outcome, Scored, Setup, Task
 from cosmos_core.rollout.workers import process
-from cosmos_core.rollout.workers.process import Ready, described, live, place_of, shown
-from cosmos_core.transport.bounds import sendable
+from cosmos_core.rollout.workers.process import Ready, described, live, shown, traced
 from cosmos_core.types import JSON, SampleStatus
 
-_LONGEST_TRACE: Final = 8000
 _TOGETHER_S: Final = 0.005
 """How long outcomes wait to be told with others: the replica need not wake for each."""
 
@@ -145,9 +142,8 @@ def _scored(reward: Reward, task: Task) -> Outcome | Awaitable[Any]:
 
 def raised(error: BaseException) -> Outcome:
     """The outcome of a completion whose score raised, with the place, if that is a plugin's, and the traceback."""
-    place, trace = place_of(error), sendable("".join(traceback.format_exception(error))[-_LONGEST_TRACE:])
-    detail = shown(f"{described(error)} ({place})") if place else described(error)
-    return attrs.evolve(failed(detail), place=sendable(place), trace=trace)
+    detail, place, trace = traced(error)
+    return attrs.evolve(failed(detail), place=place, trace=trace)
 
 
 def failed(detail: str) -> Outcome:

@@ -71,6 +71,7 @@ class Unframer:
 
 _CHUNK: Final = 1 << 16
 _START_S: Final = 120.0
+_LONGEST_TRACE: Final = 8000
 _CORE: Final = str(Path(__file__).parents[2])
 _LIBRARIES: Final = tuple(sysconfig.get_paths().values())
 GRACE_S: Final = 1.0
@@ -235,6 +236,13 @@ def place_of(error: BaseException) -> str:
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_CORE)]
     own = [each for each in frames if not each.filename.startswith(_LIBRARIES)] or frames[:1]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+
+
+def traced(error: BaseException) -> tuple[str, str, str]:
+    """An error of a plugin as people are told of it, with the place if there is one; that place; and the traceback."""
+    place, trace = sendable(place_of(error)), sendable("".join(traceback.format_exception(error))[-_LONGEST_TRACE:])
+    told = described(error)
+    return shown(f"{told.removesuffix(': ')} ({place})") if place else told, place, trace
 
 
 def shown(text: str) -> str:

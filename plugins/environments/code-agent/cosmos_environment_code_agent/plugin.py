@@ -14,7 +14,6 @@ from attrs import validators as check
 from cosmos_core.config import option
 from cosmos_core.protocols import Agent, EnvironmentCapabilities, EnvironmentContext, Provider, Session, hookimpl
 from cosmos_core.types import Prompt
-from cosmos_core.types.tools import write_message
 from cosmos_environment_code_agent.tasks import Case, task_of
 from cosmos_environment_code_agent.workspace import Limits, Workspace
 
@@ -75,7 +74,7 @@ class CodeAgent:
         await asyncio.to_thread(importlib.import_module, "openai.resources.chat")
         from openai import APIStatusError  # noqa: PLC0415 - as above
 
-        messages: list[Any] = _opening(task)
+        messages: list[Any] = task.messages
         left = self._options.max_calls
         while left:
             try:
@@ -122,12 +121,6 @@ async def _tried(workspace: Workspace, examples: Sequence[Case]) -> str:
         if value != case.value:
             return f"{case.call} is {value[:200]}, not {case.value}"
     return "all examples pass"
-
-
-def _opening(task: Prompt) -> list[dict[str, Any]]:
-    if isinstance(task.text, str):
-        return [{"role": "user", "content": task.text}]
-    return [write_message(message) for message in task.text]
 
 
 def _tool(name: str) -> dict[str, Any]:

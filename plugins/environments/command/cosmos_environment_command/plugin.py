@@ -19,7 +19,6 @@ from cosmos_core.config import option
 from cosmos_core.errors import ConfigError, DataError
 from cosmos_core.protocols import Agent, EnvironmentCapabilities, EnvironmentContext, Provider, Session, hookimpl
 from cosmos_core.types import Prompt
-from cosmos_core.types.tools import write_message
 
 _KEPT: Final = 1 << 16
 """Bytes of each output that are kept, the last ones."""
@@ -126,10 +125,7 @@ async def _keep_end(stream: Any, kept: bytearray) -> None:
 
 def row_of(task: Prompt) -> dict[str, Any]:
     """The row as the program reads it: `text` or `messages`, `tools`, `reference`, `media` and `metadata`."""
-    if isinstance(task.text, str):
-        said: dict[str, Any] = {"text": task.text}
-    else:
-        said = {"messages": [write_message(turn) for turn in task.text]}
+    said: dict[str, Any] = {"text": task.text} if isinstance(task.text, str) else {"messages": task.messages}
     said |= {"tools": list(task.tools)} if task.tools else {}
     return {**said, "reference": task.reference, "media": list(task.media), "metadata": dict(task.metadata)}
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from cosmos_core.errors import DataError, PluginError
 from cosmos_core.protocols import Completion, Score
 from cosmos_core.types import JSON, Message, Prompt
-from cosmos_core.types.tools import read_messages, read_tools, write_message
+from cosmos_core.types.tools import read_messages, read_tools
 
 VERSION: Final = 1
 
@@ -71,7 +71,7 @@ def _completion(completion: Completion) -> dict[str, JSON]:
 
 
 def _messages(turns: Sequence[Message]) -> list[JSON]:
-    return [write_message(turn) for turn in turns]
+    return [turn.written for turn in turns]
 
 
 def _read(item: Mapping[str, Any]) -> Completion:

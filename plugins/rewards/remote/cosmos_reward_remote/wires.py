@@ -21,7 +21,6 @@ from safetensors.numpy import save as safetensors
 from cosmos_core.errors import DataError
 from cosmos_core.protocols import Completion
 from cosmos_core.types import JSON, Array, Payload
-from cosmos_core.types.tools import write_message
 from cosmos_reward_remote.access import Access
 from cosmos_reward_remote.exchange import Answer, Exchange
 
@@ -281,7 +280,7 @@ def _values(array: Array) -> npt.NDArray[Any]:
 
 def _described(seen: Seen) -> dict[str, JSON]:
     prompt = seen.completion.prompt
-    text: JSON = prompt.text if isinstance(prompt.text, str) else [write_message(turn) for turn in prompt.text]
+    text: JSON = prompt.text if isinstance(prompt.text, str) else prompt.messages
     described: dict[str, JSON] = {"prompt": text, "reference": prompt.reference, "metadata": dict(prompt.metadata)}
     return described | ({} if seen.fps is None else {"fps": seen.fps})
 

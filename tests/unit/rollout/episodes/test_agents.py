@@ -375,6 +375,18 @@ def test_calls_of_what_there_is_not_and_calls_that_are_not_wanted_are_words():
     assert played.detail == "agent: 3 calls; 3 branches; 3 malformed calls"
 
 
+def test_an_evaluations_choices_are_the_likeliest_each():
+    async def agent(client):
+        reply = await client.chat.completions.create(model="run", messages=[user("a")], n=2)
+        assert [each.message.content for each in reply.choices] == ["r1", "r2"]
+
+    with rig(lambda words, number: f"r{number}") as made:
+        group = made.agents._sessions[made.pool.begun[0].key].group
+        group.request = attrs.evolve(group.request, sampling=Sampling(max_units=64, temperature=0.0))
+        made.call(agent)
+        assert [each.sampling.num_samples for each in made.engine.requests] == [1, 1], "of a greedy one there is one"
+
+
 def test_responses_are_served_too():
     def script(words, number):
         return "call:calculate:{}" if number == 1 else "four" if number == 2 else "x"
@@ -655,7 +667,7 @@ def plain(session, task):
 """
 
 
-def test_agents_run_in_a_worker_some_at_once_and_end_in_every_way(tmp_path):
+def test_agents_run_in_a_worker_some_at_once_and_end_in_every_way(tmp_path, caplog):
     file = tmp_path / "mine.py"
     file.write_text(AGENT)
 
@@ -688,12 +700,14 @@ def test_agents_run_in_a_worker_some_at_once_and_end_in_every_way(tmp_path):
         begin(agents, url, "call", "raise", "nan", "quiet", "hog", "sleep")
         assert told(6) == [
             (0, 6.0),
-            (1, "KeyError: 'lost'"),
+            (1, "KeyError: 'lost' (mine.py:8)"),
             (2, "run: the reward is no finite number but nan"),
             (3, None),
-            (4, "MemoryError: "),
+            (4, "MemoryError (mine.py:14)"),
             (5, 5.0),
         ]
+        (told_of,) = [each.getMessage() for each in caplog.records if "raised at mine.py:8" in each.getMessage()]
+        assert 'File "' in told_of, "where it raised is in the log, with the calls that led there"
         # Two run at once; the one that is forgotten while it waits never begins.
         episodes = begin(agents, url, *["sleep"] * 6)
         agents.forget(episodes[5])
@@ -704,8 +718,9 @@ def test_agents_run_in_a_worker_some_at_once_and_end_in_every_way(tmp_path):
         assert told(1) == [(12, "no answer within 8 s")]
         begin(agents, url, "die")
         assert told(1) == [(13, "the process of this episode ended while it had its turn (exit code 3)")]
-        begin(agents, url, "call")
-        assert told(1) == [(14, 6.0)]
+        begin(agents, url, "call", "raise")
+        assert told(2) == [(14, 6.0), (15, "KeyError: 'lost' (mine.py:8)")]
+        assert sum("raised at mine.py:8" in each.getMessage() for each in caplog.records) == 1
     with pool("plain", 8) as agents:
         begin(agents, "http://none", "a", "b", "client")
         *done, (_, refused) = told(3)

@@ -59,7 +59,7 @@ def test_what_cannot_be_used_fails_and_says_why(shared):
 
 
 def test_a_task_that_cannot_begin_fails(shared):
-    assert shared.open("raise")[1].detail == "ValueError: no such task"
+    assert shared.open("raise")[1].detail == "ValueError: no such task (obedient_environment.py:21)"
     assert "the observation is no text but b'words'" in shared.open("bytes")[1].detail
     assert isinstance(shared.act(shared.begin(), "odd-detail"), Answered)
 

@@ -230,7 +230,7 @@ def test_what_ends_before_it_is_done_is_truncated():
             {"max_units": 2},
             say("x"),
             [([1, 2],)],
-            "game: a turn was cut: the model's own units, 2, are all of the 2 that its turns together may have",
+            "game: a turn was cut: the model's own units, 2, are all of the 2 (max_units) that all its turns may have",
         ),
         (
             {"longest": 4},
