@@ -97,7 +97,7 @@ class Prompt:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """Its turns without images, as OpenAI's API writes them; plain text is one turn of the user's."""
+        """The turns without images, as OpenAI's API writes them; plain text is one turn of the user's."""
         turns = (Message(role="user", content=self.text),) if isinstance(self.text, str) else self.text
         return [turn.written for turn in turns]
 
