@@ -239,7 +239,7 @@ def place_of(error: BaseException) -> str:
 
 
 def traced(error: BaseException) -> tuple[str, str, str]:
-    """What people are told of an error of a plugin, with its place if there is one; that place; and the traceback."""
+    """Tell an error of a plugin in words, with its place if there is one, then give that place and the traceback."""
     place, trace = sendable(place_of(error)), sendable("".join(traceback.format_exception(error))[-_LONGEST_TRACE:])
     told = described(error)
     return shown(f"{told.removesuffix(': ')} ({place})") if place else told, place, trace
