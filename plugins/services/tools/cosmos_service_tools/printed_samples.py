@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ _SHOWN: Final = 5
 """Prompts that are printed if nobody says how many."""
 _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Would steer the terminal."""
+_DATA: Final = re.compile(r"(data:[^,\"]{0,100}),[A-Za-z0-9+/=%_-]{40,}")
 
 
 def print_samples(
@@ -96,11 +98,14 @@ def _show(group: Sequence[Mapping[str, Any]], console: Console) -> None:
     _print(first["prompt"], console, 2)
     for name in ("reference", "prompt_media"):
         if first[name]:
-            _print(f"{name}: {json.dumps(first[name], ensure_ascii=False)}", console, 2)
+            told = json.dumps(first[name], ensure_ascii=False)
+            _print(f"{name}: {_DATA.sub(_shortened, told)}", console, 2)
     for each in group:
         parts = ", ".join(f"{name} {value:g}" for name, value in each["rewards"].items())
         words = [f"#{each['index']}", "no reward" if each["reward"] is None else f"reward {each['reward']:g} ({parts})"]
         words += [f"advantage {each['advantage']:.3g}"] if each["advantage"] is not None else []
+        if any(turns := each.get("turn_rewards") or ()):
+            words.append(f"of turns {', '.join(f'{value:g}' for value in turns)}")
         words += ["not trained on"] if each["fate"] == "skipped" else []
         words += [each["status"], f"{each['num_units']:,} units after a prompt of {each['num_prompt_units']:,}"]
         versions = dict.fromkeys([each["oldest_version"], each["newest_version"]])
@@ -108,6 +113,11 @@ def _show(group: Sequence[Mapping[str, Any]], console: Console) -> None:
         _print("  ".join(words), console, 0)
         for text in (each["completion"], each["detail"], each["media"]):
             _print(text, console, 4)
+
+
+def _shortened(url: re.Match[str]) -> str:
+    """The beginning of a `data:` URL, and how much there is of it."""
+    return f"{url[1]},… ({len(url[0]):,} characters)"
 
 
 def _print(text: str, console: Console, indent: int) -> None:

@@ -32,7 +32,12 @@ def row(lease, index, reward, **more):
 def run(tmp_path):
     """A run that has trained a group of two, one without a reward, and dropped a group of one."""
     (tmp_path / "job.json").touch()
-    kept = [row(2, 0, 0.5), row(2, 1, None, status="reward_failed", detail="math: boom"), row(6, 0, 1.0, drop="equal")]
+    shown = {"turn_rewards": [0.25, 0.0], "prompt_media": ["data:image/png;base64," + 60 * "A", "a.png"]}
+    kept = [
+        row(2, 0, 0.5, **shown),
+        row(2, 1, None, status="reward_failed", detail="math: boom"),
+        row(6, 0, 1.0, drop="equal"),
+    ]
     batch = {"generation": 1, "step": 1, "attempt": 1, "lease": 2, "position": 12}
     steps = [batch | {"advantages": [0.0, None], "trained": [False, False]}]
     for kind, columns, rows in (("samples", schema, kept), ("steps", step.schema, steps)):
@@ -48,7 +53,8 @@ def test_samples_are_printed_and_cannot_steer_the_terminal(cosmos, run, monkeypa
     for words in (
         "train: prompt 12, row 22, skipped, step 1",
         'reference: {"answer": 2}',
-        "#0  reward 0.5 (math 0.5)  advantage 0  not trained on  ok  2 units after a prompt of 3  version 0",
+        'prompt_media: ["data:image/png;base64,… (82 characters)", "a.png"]',
+        "#0  reward 0.5 (math 0.5)  advantage 0  of turns 0.25, 0  not trained on  ok  2 units after a prompt of 3  ver",
         "#1  no reward  not trained on  reward_failed",
         "math: boom",
         "four ?\\x1b[31m",
