@@ -54,7 +54,7 @@ def test_samples_are_printed_and_cannot_steer_the_terminal(cosmos, run, monkeypa
         "train: prompt 12, row 22, skipped, step 1",
         'reference: {"answer": 2}',
         'prompt_media: ["data:image/png;base64,… (82 characters)", "a.png"]',
-        "#0  reward 0.5 (math 0.5)  advantage 0  of turns 0.25, 0  not trained on  ok  2 units after a prompt of 3  ver",
+        "#0  reward 0.5 (math 0.5)  advantage 0  of turns 0.25, 0  not trained on  ok  2 units after a prompt",
         "#1  no reward  not trained on  reward_failed",
         "math: boom",
         "four ?\\x1b[31m",
