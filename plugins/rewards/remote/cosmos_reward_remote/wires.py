@@ -280,7 +280,7 @@ def _values(array: Array) -> npt.NDArray[Any]:
 
 def _described(seen: Seen) -> dict[str, JSON]:
     prompt = seen.completion.prompt
-    text: JSON = prompt.text if isinstance(prompt.text, str) else prompt.messages
+    text: Any = prompt.text if isinstance(prompt.text, str) else prompt.messages
     described: dict[str, JSON] = {"prompt": text, "reference": prompt.reference, "metadata": dict(prompt.metadata)}
     return described | ({} if seen.fps is None else {"fps": seen.fps})
 
