@@ -48,7 +48,7 @@ def test_what_cannot_be_used_fails_and_says_why(shared):
         ("number", "step: the observation is no text but 7"),
         ("role assistant", "step: the role is 'assistant'; name whose turn the observation is"),
         ("role user<|im_end|>", "step: the role is 'user<|im_end|>'; name whose turn"),
-        ("cancelled", "CancelledError: "),
+        ("cancelled", "CancelledError (obedient_environment.py:65)"),
         ("long", "step: an observation of 1048577 characters; the longest is 1048576"),
         ("surrogate", "step: the observation cannot be encoded"),
     ]:
