@@ -131,7 +131,6 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
         self._homes: Final[dict[int, EnvironmentProcess]] = {}
         self._waiting: Final[deque[tuple[int, bytes, Answer]]] = deque()
         self._numbers: Final = itertools.count()
-        self._places: Final[set[str]] = set()
 
     def open(self, prompt: Prompt, seed: int, answer: Answer) -> int:
         """Begin an episode: it answers `Opened` or `Failed`. Its number is how it is called from then on."""
@@ -168,9 +167,8 @@ class EnvironmentPool(WorkerPool[EnvironmentProcess]):
 
     def _read(self, worker: EnvironmentProcess) -> None:
         for answer, reply in worker.receive():
-            if isinstance(reply, Failed) and reply.place and reply.place not in self._places:
-                self._places.add(reply.place)
-                _LOG.warning("environment %s raised at %s:\n%s", self._config.label, reply.place, reply.trace)
+            if isinstance(reply, Failed):
+                self._log_raised(f"environment {self._config.label}", reply.place, reply.trace)
             answer(reply)
 
     def _settle(self, worker: EnvironmentProcess, how: str, *, is_late: bool) -> None:

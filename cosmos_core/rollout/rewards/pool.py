@@ -6,7 +6,6 @@ worker of its own, unless it is plain which completion was to blame. So no compl
 
 from __future__ import annotations
 
-import logging
 import math
 import mmap
 import os
@@ -107,9 +106,6 @@ class RewardProcess(WorkerProcess):
         return begun or [*self.assignments.values()][:1]
 
 
-_LOG: Final = logging.getLogger(__name__)
-
-
 class _Job:
     """The completions of one `submit`."""
 
@@ -136,7 +132,6 @@ class RewardPool(WorkerPool[RewardProcess]):
         self._next_ticket = 0
         self.scoring_s = 0.0
         self.num_replaced = 0
-        self._places: Final[set[str]] = set()
         self._late: Final[dict[int, tuple[float, int]]] = {}
         self._lasts: Final = lasts
         self.tell: Callable[[Troubled], object] = lambda _: None
@@ -177,9 +172,7 @@ class RewardPool(WorkerPool[RewardProcess]):
     def _watch(self, index: int, outcome: Outcome) -> None:
         """Log where a reward raises, each place once, and give up one that answers nothing, by a PluginError."""
         reward, now = self._rewards[index], time.monotonic()
-        if outcome.place and outcome.place not in self._places:
-            self._places.add(outcome.place)
-            _LOG.warning("reward %s raised at %s:\n%s", reward.label, outcome.place, outcome.trace)
+        self._log_raised(f"reward {reward.label}", outcome.place, outcome.trace)
         if outcome.status is not SampleStatus.REWARD_TIMEOUT:
             self._late.pop(index, None)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 import os
 import selectors
 import threading
@@ -16,6 +17,7 @@ from cosmos_core.rollout.workers.process import WorkerProcess
 from cosmos_core.threads import SupervisedThread
 
 W = TypeVar("W", bound=WorkerProcess)
+_LOG: Final = logging.getLogger(__name__)
 
 
 class WorkerPool(abc.ABC, Generic[W]):
@@ -30,6 +32,7 @@ class WorkerPool(abc.ABC, Generic[W]):
         self._workers: Final[list[W]] = []
         self._thread: Final = SupervisedThread(thread, self._run)
         self._lock: Final = threading.Lock()
+        self._places: Final[set[str]] = set()
         self._closing = False
 
     def start(self) -> None:
@@ -64,6 +67,12 @@ class WorkerPool(abc.ABC, Generic[W]):
                 os.eventfd_write(self._wake, 1)
 
     # -- the pool's thread --------------------------------------------------------------------------------------------
+
+    def _log_raised(self, what: str, place: str, trace: str) -> None:
+        """Log where a plugin raised, each place once; nothing where there is no place."""
+        if place and place not in self._places:
+            self._places.add(place)
+            _LOG.warning("%s raised at %s:\n%s", what, place, trace)
 
     @abc.abstractmethod
     def _make(self) -> W:

@@ -133,7 +133,17 @@ class Pool:
 
 class Rig:
     def __init__(
-        self, script, *, max_units=64, longest=200, samples=1, rewards=False, model=None, engine=None, **config
+        self,
+        script,
+        *,
+        max_units=64,
+        longest=200,
+        samples=1,
+        temperature=1.0,
+        rewards=False,
+        model=None,
+        engine=None,
+        **config,
     ):
         self.engine, self.pool, self.events = engine or Engine(script), Pool(), queue.SimpleQueue()
         self.agents = Agents(
@@ -149,7 +159,7 @@ class Rig:
         )
         self.endpoint = Endpoint(self.agents, "127.0.0.1")
         self.played = queue.SimpleQueue()
-        sampling = Sampling(max_units=max_units, num_samples=samples)
+        sampling = Sampling(max_units=max_units, num_samples=samples, temperature=temperature)
         prompt = Prompt(text="task")
         self.request = Request(request_id="7", prompt=Chat().encode(prompt), sampling=sampling, seed=1)
         self.begin = lambda: self.agents.begin(self.request, prompt, longest=longest, done=self.played.put)
@@ -380,9 +390,7 @@ def test_an_evaluations_choices_are_the_likeliest_each():
         reply = await client.chat.completions.create(model="run", messages=[user("a")], n=2)
         assert [each.message.content for each in reply.choices] == ["r1", "r2"]
 
-    with rig(lambda words, number: f"r{number}") as made:
-        group = made.agents._sessions[made.pool.begun[0].key].group
-        group.request = attrs.evolve(group.request, sampling=Sampling(max_units=64, temperature=0.0))
+    with rig(lambda words, number: f"r{number}", temperature=0.0) as made:
         made.call(agent)
         assert [each.sampling.num_samples for each in made.engine.requests] == [1, 1], "of a greedy one there is one"
 
